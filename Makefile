@@ -1,0 +1,36 @@
+# `make demo` and `make test` work from a fresh clone: they make .venv and install into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# On Linux mlx needs a backend: EXTRAS=cpu (default) or EXTRAS=cuda. On a Mac mlx brings Metal.
+EXTRAS ?= cpu
+
+.PHONY: demo test install lint types identity clean
+demo: install
+	$(BIN)/dflash generate --max-tokens 96 --stats
+	$(BIN)/dflash generate --speculation dflash --max-tokens 64
+
+test: install lint types
+	$(BIN)/python -m pytest -q
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: install
+	$(BIN)/mypy
+
+identity: install
+	$(BIN)/python tests/identity.py
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("dflash needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; run make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -e '.[$(EXTRAS),dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

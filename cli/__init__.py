@@ -1,0 +1,1 @@
+"""The `dflash` command: the only package that prints."""

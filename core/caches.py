@@ -1,0 +1,131 @@
+"""The target's caches: what kind a list of them is, where it stands, and a GDN cache that knows.
+
+A hybrid target has a recurrent cache per Gated DeltaNet layer and a KV cache per attention layer;
+a plain transformer has KV caches only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+from .errors import CacheError, UnsupportedCache
+
+CacheKind = Literal["Hybrid", "KV", "empty", "unknown"]
+
+
+class GdnCache(ArraysCache):  # type: ignore[misc]
+    """mlx-lm's recurrent cache, plus the number of tokens it has seen.
+
+    Entry 0 is the convolution window (1, kernel - 1, channels), entry 1 the float32 state
+    (1, value heads, value dim, key dim).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(size=2)
+        self.offset = 0
+
+    def advance(self, N: int) -> None:
+        """Count N more tokens; called by the layer, ours or mlx-lm's own."""
+        super().advance(N)
+        self.offset += N
+
+    def size(self) -> int:
+        """Tokens seen."""
+        return self.offset
+
+    def extract(self, idx: int) -> GdnCache:
+        """One sequence of the batch, as a cache of this class."""
+        single = GdnCache()
+        single.cache = [None if c is None else c[idx : idx + 1] for c in self.cache]
+        single.offset = self.offset
+        return single
+
+    @property
+    def state(self) -> Any:
+        """Arrays, padding and lengths as mlx-lm's, then the offset."""
+        return (*super().state, self.offset)
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.cache, self.left_padding, self.lengths, self.offset = value
+
+
+def cache_kind(cache: Sequence[Any]) -> CacheKind:
+    """What a cache list is, by the classes of its layers."""
+    if len(cache) == 0:
+        return "empty"
+    if any(isinstance(layer, ArraysCache) for layer in cache):
+        return "Hybrid"
+    if all(hasattr(layer, "update_and_fetch") for layer in cache):
+        return "KV"
+    return "unknown"
+
+
+def require_kind(cache: Sequence[Any], expected: CacheKind, recurrent: Sequence[bool]) -> None:
+    """Raise UnsupportedCache unless `cache` fits a target whose layer i is recurrent or not.
+
+    The message names both kinds (R25); a list of the wrong length or with a layer of the wrong
+    class is refused too, so that `zip` can never drop a decoder layer.
+    """
+    found = cache_kind(cache)
+    if found != expected:
+        raise UnsupportedCache(
+            f"expected {expected} cache, got {found}: make it with the target's own make_cache()"
+        )
+    if len(cache) != len(recurrent):
+        raise UnsupportedCache(
+            f"the target has {len(recurrent)} layers and the cache has {len(cache)}: make it "
+            "with the target's own make_cache()"
+        )
+    for index, (layer, is_recurrent) in enumerate(zip(cache, recurrent, strict=True)):
+        if isinstance(layer, ArraysCache) != is_recurrent:
+            kind = "recurrent" if is_recurrent else "KV"
+            raise UnsupportedCache(
+                f"layer {index} needs a {kind} cache, got {type(layer).__name__}"
+            )
+        padded = getattr(layer, "lengths", None), getattr(layer, "left_padding", None)
+        if any(entry is not None for entry in padded):
+            raise UnsupportedCache(
+                f"layer {index} has a padded batch cache; one sequence at a time is decoded"
+            )
+
+
+def offset_of(layer: Any) -> int | None:
+    """Tokens a layer's cache has seen; None for a stock recurrent cache, which cannot say."""
+    offset = getattr(layer, "offset", None)
+    return int(offset) if offset is not None else None
+
+
+def validate_absolute_boundary(cache: Sequence[Any], expected: int) -> None:
+    """R30: every layer stands at `expected` tokens, else CacheError names the first that does not."""
+    for index, layer in enumerate(cache):
+        offset = offset_of(layer)
+        if offset is not None and offset != expected:
+            raise CacheError(
+                f"layer {index} of the cache stands at {offset} tokens, expected {expected}"
+            )
+
+
+def cache_arrays(cache: Sequence[Any]) -> list[mx.array]:
+    """Every array that the caches hold, for one evaluation."""
+    arrays: list[mx.array] = []
+    for layer in cache:
+        held = layer.cache if isinstance(layer, ArraysCache) else (layer.keys, layer.values)
+        arrays.extend(array for array in held if array is not None)
+    return arrays
+
+
+__all__ = [
+    "CacheKind",
+    "GdnCache",
+    "KVCache",
+    "cache_arrays",
+    "cache_kind",
+    "offset_of",
+    "require_kind",
+    "validate_absolute_boundary",
+]

@@ -1,0 +1,221 @@
+"""The one decode loop: prefill, draft, verify, accept, roll back.
+
+Every mode runs it: plain decoding is a round without drafts. It yields typed events and counts;
+it prints nothing and knows a drafter only as a Protocol. Greedy selection is mlx-lm's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from .accept import accept_prefix
+from .caches import cache_arrays, validate_absolute_boundary
+from .drafter import Drafter, TargetRows
+from .emit import Detokenizer, Emitter
+from .errors import PromptError
+from .options import GenerateOptions, resolve_block_size
+from .phases import PhaseTimer
+from .results import Chunk, Event, Finished, GenerationStats, PrefillProgress
+from .target import Target, TargetPass
+
+CLEAR_CACHE_EVERY_TOKENS = 256
+"""As mlx-lm: give unused buffers back now and then, so that memory stays flat."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One verified block: what was fed, what came out, what the target would have said."""
+
+    row_ids: mx.array
+    result: TargetPass
+    drafts: list[int]
+    choices: list[int]
+
+
+class Generation:
+    """One request: iterate it for events; `stats` and `emitter` are live while it runs.
+
+    Closing the iterator between two events leaves the caches as after the tokens emitted so far.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        prompt_ids: Sequence[int],
+        detokenizer: Detokenizer,
+        *,
+        drafter: Drafter | None = None,
+        options: GenerateOptions | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.options = options or GenerateOptions()
+        self.prompt_ids = check_prompt(prompt_ids, target.config.vocab_size)
+        self.emitter = Emitter(
+            detokenizer, target.config.eos_ids, self.options.stop, self.options.max_tokens
+        )
+        self.stats = GenerationStats(prompt_tokens=len(self.prompt_ids))
+        self.cache: list[Any] = target.make_cache()
+        self.position = 0
+        self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
+        self._clock = clock
+        self._tap_ids = drafter.tap_ids if drafter else ()
+        self._max_drafts = (
+            resolve_block_size(drafter.trained_block_size, self.options.block_size) - 1
+            if drafter
+            else 0
+        )
+
+    def __iter__(self) -> Iterator[Event]:
+        """The whole request, first to last event."""
+        yield from self.prefill()
+        started = self._clock()
+        while self.emitter.reason is None:
+            self.phases.start()
+            drafts = self.draft()
+            verified = self.verify(drafts)
+            accepted, accept_length = self.accept(verified)
+            self.roll_back(verified, accept_length)
+            self.stats.decode_sec = self._clock() - started
+            yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
+        self.stats.peak_memory_bytes = mx.get_peak_memory()
+        yield Finished(self.emitter.reason)
+
+    def prefill(self) -> Iterator[Event]:
+        """Feed the prompt as mlx-lm does: the body in chunks, then the last token alone.
+
+        The drafter observes the trailing rows that can still matter to it (R8).
+        """
+        started = self._clock()
+        total = len(self.prompt_ids)
+        tap_base = self._start_drafter(total)
+        yield PrefillProgress(0, total)
+        while self.position < total - 1:
+            end = min(self.position + self.options.prefill_step_size, total - 1)
+            self._feed_prompt(end, tap_base)
+            mx.eval(cache_arrays(self.cache), self.drafter.state() if self.drafter else [])
+            mx.clear_cache()
+            yield PrefillProgress(self.position, total)
+        hidden = self._feed_prompt(total, tap_base).hidden
+        first = int(greedy(self.target.logits_from_hidden(hidden)).item())
+        self.stats.ttft_sec = self._clock() - started
+        yield PrefillProgress(total, total)
+        self.emitter.take([first])
+        yield Chunk(self.emitter.drain(), (first,))
+
+    def draft(self) -> mx.array | None:
+        """Draft ids (k,), still on the device; None where this round is a plain step."""
+        count = min(self._max_drafts, self.emitter.remaining)
+        if self.drafter is None or count < 1:
+            return None
+        if self.drafter.position != self.position:  # R10: a gap costs acceptance, never bytes
+            self.drafter.reset(self.position)
+            self.stats.drafter_resets += 1
+        drafts = self.drafter.draft(self._anchor(), count)
+        self.phases.mark("draft", [drafts])
+        return drafts
+
+    def verify(self, drafts: mx.array | None) -> Verified:
+        """One target forward over the anchor and the drafts, and the round's one device sync."""
+        validate_absolute_boundary(self.cache, self.position)
+        row_ids = self._anchor()
+        if drafts is not None:
+            # A draft outside the vocabulary is fed as a legal id and can never be accepted.
+            legal = mx.clip(drafts, 0, self.target.config.vocab_size - 1)
+            row_ids = mx.concatenate([row_ids, legal.astype(row_ids.dtype)])
+        result = self.target.verify_rows(row_ids[None], self.cache, self._tap_ids)
+        self.stats.target_passes += 1
+        choices = greedy(self.target.logits_from_hidden(result.hidden))
+        mx.eval(choices) if drafts is None else mx.eval(choices, drafts)
+        self.phases.mark("verify", [])
+        draft_list: list[int] = [] if drafts is None else drafts.tolist()
+        return Verified(row_ids, result, draft_list, choices.tolist())
+
+    def accept(self, verified: Verified) -> tuple[int, int]:
+        """(drafts kept, tokens emitted), cut at eos, stop string and max_tokens (R36)."""
+        tokens = accept_prefix(verified.drafts, verified.choices)
+        accept_length = self.emitter.take(tokens)
+        accepted = min(len(tokens) - 1, accept_length)
+        if verified.drafts:
+            self.stats.count_round(len(verified.drafts), len(tokens) - 1, accept_length)
+        else:
+            self.stats.plain_steps += 1
+        self.stats.decoded_tokens += accept_length
+        self.phases.mark("accept", [])
+        return accepted, accept_length
+
+    def roll_back(self, verified: Verified, keep: int) -> None:
+        """Keep the rows of the emitted tokens but the last, and show them to the drafter.
+
+        The block's row 0 is the anchor, so `keep` emitted tokens leave `keep` rows.
+        """
+        rows = len(verified.choices)
+        self.target.rollback(self.cache, verified.result.tape, keep, rows - keep)
+        if self.drafter is not None:
+            self._observe(verified.row_ids[:keep], verified.result)
+        before, self.position = self.position, self.position + keep
+        drafter_state = self.drafter.state() if self.drafter else []
+        if drafter_state and not verified.drafts:
+            mx.async_eval(drafter_state)  # no draft is about to need them
+        self.phases.mark("rollback", [*cache_arrays(self.cache), *drafter_state])
+        if self.position // CLEAR_CACHE_EVERY_TOKENS > before // CLEAR_CACHE_EVERY_TOKENS:
+            mx.clear_cache()
+
+    def _start_drafter(self, prompt_tokens: int) -> int:
+        """Reset the drafter; returns the first prompt position that it observes."""
+        if self.drafter is None:
+            return prompt_tokens
+        rows = self.drafter.context_rows
+        tap_base = 0 if rows is None else max(0, prompt_tokens - rows)
+        self.drafter.reset(tap_base)
+        return tap_base
+
+    def _feed_prompt(self, end: int, tap_base: int) -> TargetPass:
+        ids = mx.array(self.prompt_ids[self.position : end])
+        watched = self.drafter is not None and end > tap_base
+        result = self.target.forward_with_taps(
+            ids[None], self.cache, self._tap_ids if watched else ()
+        )
+        if watched:
+            self._observe(ids, result, skip=max(0, tap_base - self.position))
+        self.position = end
+        return result
+
+    def _observe(self, ids: mx.array, result: TargetPass, skip: int = 0) -> None:
+        """Show the drafter the first len(ids) rows of a pass, less the first `skip`."""
+        assert self.drafter is not None
+        rows = TargetRows(self.position, ids, result.taps, result.hidden).keep(len(ids))
+        self.drafter.observe(rows.from_row(skip) if skip else rows)
+
+    def _anchor(self) -> mx.array:
+        """(1,): the last emitted token, which is not in the cache yet."""
+        return mx.array([self.emitter.token_ids[-1]])
+
+    def _tail(self, count: int) -> tuple[int, ...]:
+        return tuple(self.emitter.token_ids[-count:])
+
+
+def greedy(logits: mx.array) -> mx.array:
+    """(1, T, vocab) -> (T,) ids, by mlx-lm's own expression: argmax of log-probabilities in the
+    logits' dtype, where rounding can make ties that plain logits do not have."""
+    logprobs = logits[0] - mx.logsumexp(logits[0], axis=-1, keepdims=True)
+    return mx.argmax(logprobs, axis=-1)
+
+
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> list[int]:
+    """The prompt as a list; PromptError where it is empty or has an id outside the vocabulary."""
+    ids = [int(token) for token in prompt_ids]
+    if not ids:
+        raise PromptError("the prompt has no tokens; give some text to continue")
+    outside = [token for token in ids if not 0 <= token < vocab_size]
+    if outside:
+        raise PromptError(
+            f"prompt id {outside[0]} is outside the target's vocabulary of {vocab_size}"
+        )
+    return ids

@@ -1,0 +1,80 @@
+"""Every error the suite raises on purpose.
+
+DflashError                 caught once, by the command: message on stderr, exit code 1
+├── OptionError             a value that no run could use (the command exits with 2)
+├── ModelNotFound           no such directory, hub id or file
+├── CheckpointError         a file that is there but cannot be used
+│   ├── ConfigError         config.json: a key missing, of the wrong type, or contradictory
+│   ├── TensorError         safetensors: header, names, shapes or dtypes
+│   └── UnsupportedModel    a kind of checkpoint that the suite recognises and does not run
+├── DrafterMismatch         a good drafter, for another target
+├── RouteUnavailable        an explicit --speculation value that cannot run
+├── PromptError             nothing to decode, or a text that cannot be encoded
+├── ProbeFailed             the suite's forward differs from mlx-lm's own
+└── CacheError              a cache that cannot do what was asked
+    ├── UnsupportedCache    Hybrid expected and KV found, or the reverse
+    ├── ExternalMask        the target builds its own causal mask
+    └── RollbackError       a count, tape or offset that does not fit; nothing was changed
+"""
+
+from __future__ import annotations
+
+
+class DflashError(Exception):
+    """Base of the tree; `str(error)` says what was found, expected and what to do."""
+
+
+class OptionError(DflashError):
+    """A value that no run could use."""
+
+
+class ModelNotFound(DflashError):
+    """No such directory, hub id or file."""
+
+
+class CheckpointError(DflashError):
+    """A file that is there but cannot be used."""
+
+
+class ConfigError(CheckpointError):
+    """config.json: a key missing, of the wrong type, or contradictory."""
+
+
+class TensorError(CheckpointError):
+    """safetensors: header, names, shapes or dtypes."""
+
+
+class UnsupportedModel(CheckpointError):
+    """A kind of checkpoint that the suite recognises and does not run."""
+
+
+class DrafterMismatch(DflashError):
+    """A good drafter, for another target."""
+
+
+class RouteUnavailable(DflashError):
+    """An explicit --speculation value that cannot run."""
+
+
+class PromptError(DflashError):
+    """Nothing to decode, or a text that cannot be encoded."""
+
+
+class ProbeFailed(DflashError):
+    """The suite's forward differs from mlx-lm's own."""
+
+
+class CacheError(DflashError):
+    """A cache that cannot do what was asked."""
+
+
+class UnsupportedCache(CacheError):
+    """Hybrid expected and KV found, or the reverse."""
+
+
+class ExternalMask(CacheError):
+    """The target builds its own causal mask."""
+
+
+class RollbackError(CacheError):
+    """A count, tape or offset that does not fit; nothing was changed."""

@@ -1,0 +1,116 @@
+"""A target from a directory or hub id, through mlx-lm's own loader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import mlx.core as mx
+from mlx.utils import tree_map_with_path
+from mlx_lm.utils import load_model, load_tokenizer
+
+from .backbones import require_family
+from .config import TargetConfig, read_target_config
+from .errors import CheckpointError, ModelNotFound, OptionError
+from .probe import probe_forward
+from .safetensors import read_headers, weight_files
+from .target import Target
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target that passed its probe, and its tokenizer (mlx-lm's TokenizerWrapper)."""
+
+    target: Target
+    tokenizer: Any
+
+
+def on_cpu() -> bool:
+    """True where MLX computes on the CPU."""
+    return bool(mx.default_device() == mx.cpu)
+
+
+def resolve_dtype(name: str) -> mx.Dtype | None:
+    """The compute dtype of `--dtype`; None leaves the checkpoint's own.
+
+    auto is float32 on the CPU, where it is the faster one, and the checkpoint's own elsewhere.
+    """
+    if name not in DTYPE_NAMES:
+        raise OptionError(f"dtype '{name}' is unknown (expected {'|'.join(DTYPE_NAMES)})")
+    if name == "auto":
+        return mx.float32 if on_cpu() else None
+    dtype: mx.Dtype = getattr(mx, name)
+    return dtype
+
+
+def resolve_directory(reference: str) -> Path:
+    """A local directory, or the snapshot of a hub id (downloaded, or from the local hub cache)."""
+    path = Path(reference).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelNotFound(f"{path} is a file; give the directory that holds config.json")
+    if reference.count("/") != 1 or reference.startswith((".", "~", "/")):
+        raise ModelNotFound(
+            f"{reference} is neither a directory here nor a hub id of the form owner/name"
+        )
+    return _download(reference)
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+    try:
+        return Path(snapshot_download(repository, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
+        raise ModelNotFound(
+            f"hub id {repository} could not be fetched ({type(exc).__name__}: {exc}); check the "
+            "name and the network, or give a directory"
+        ) from exc
+
+
+def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
+    """Load weights and tokenizer, cast to the compute dtype, and probe the forward.
+
+    Raises UnsupportedModel, TensorError or CheckpointError, each naming the file; ProbeFailed
+    where the suite's forward is not mlx-lm's own to the last bit.
+    """
+    dtype = resolve_dtype(dtype_name)
+    family = require_family(config.model_type, config.file)
+    read_headers(weight_files(config.path))
+    try:
+        model, _ = load_model(config.path, lazy=True)
+        if dtype is not None:
+            _cast(model, dtype)
+        mx.eval(model.parameters())
+        tokenizer = load_tokenizer(config.path, eos_token_ids=sorted(config.eos_ids))
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as exc:
+        raise CheckpointError(
+            f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: {exc}"
+        ) from exc
+    target = Target(family(model), config)
+    probe_forward(target)
+    return LoadedTarget(target, tokenizer)
+
+
+def open_target(reference: str, dtype_name: str = "auto") -> LoadedTarget:
+    """resolve_directory, read_target_config and load_target in one call."""
+    return load_target(read_target_config(resolve_directory(reference)), dtype_name)
+
+
+def _cast(model: Any, dtype: mx.Dtype) -> None:
+    """Cast floating parameters, as mlx-lm casts them: A_log and the like keep their dtype."""
+    keeps_cast = getattr(model, "cast_predicate", lambda path: True)
+
+    def cast(path: str, array: Any) -> Any:
+        if mx.issubdtype(array.dtype, mx.floating) and keeps_cast(path):
+            return array.astype(dtype)
+        return array
+
+    model.update(tree_map_with_path(cast, model.parameters()))

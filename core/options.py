@@ -1,0 +1,68 @@
+"""Defaults, owned by frozen dataclasses; the command's options read them from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from .errors import OptionError
+
+Speculation = Literal["auto", "dflash", "none"]
+SPECULATION_VALUES: tuple[Speculation, ...] = get_args(Speculation)
+
+MAX_DEFAULT_BLOCK = 7
+"""R17: the default block is min(trained, 7), that is 6 drafts, where 8 was trained."""
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """How one request is decoded. Sizes are in tokens."""
+
+    max_tokens: int = 256
+    block_size: int | None = None
+    prefill_step_size: int = 2048
+    stop: tuple[str, ...] = ()
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive("max_tokens", self.max_tokens)
+        require_positive("prefill_step_size", self.prefill_step_size)
+        if self.block_size is not None and self.block_size < 2:
+            raise OptionError(
+                f"block_size {self.block_size} leaves no room for a draft: a block is the last "
+                "token and at least one draft, so give 2 or more"
+            )
+        if any(not text for text in self.stop):
+            raise OptionError("an empty stop string would end every answer at once; leave it out")
+
+
+def require_positive(name: str, value: int) -> None:
+    """Raise OptionError unless `value` is a positive count."""
+    if value < 1:
+        raise OptionError(f"{name} must be at least 1, got {value}")
+
+
+def parse_speculation(text: str | None) -> Speculation:
+    """R31: trimmed and lower-cased; absent or empty is auto, `off` is none."""
+    value = (text or "").strip().lower() or "auto"
+    value = "none" if value == "off" else value
+    if value not in SPECULATION_VALUES:
+        expected = "|".join(SPECULATION_VALUES)
+        raise OptionError(f"invalid 'speculation' value '{text}' (expected {expected})")
+    return cast(Speculation, value)
+
+
+def resolve_block_size(trained: int, requested: int | None) -> int:
+    """Rows of a verify block: the anchor and its drafts.
+
+    Never above the trained size: a block that was trained at 8 gains nothing at 16 (formats.md
+    7.1), so asking for more is an error and not a silent cut.
+    """
+    if requested is None:
+        return min(trained, MAX_DEFAULT_BLOCK)
+    if requested > trained:
+        raise OptionError(
+            f"block_size {requested} is above the {trained} that this drafter was trained for; "
+            f"give 2..{trained}"
+        )
+    return requested

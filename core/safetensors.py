@@ -1,0 +1,143 @@
+"""safetensors headers, checked before any data is read (requirements.md R21).
+
+Reads the first 8 bytes and the JSON header of a file; tensor data is never touched here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ModelNotFound, TensorError
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit on a header."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of a header; `start` and `stop` are byte offsets into the file's data part."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """A checked header: `data_start` is the absolute byte where tensor data begins."""
+
+    file: Path
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+    data_start: int
+    file_bytes: int
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Every *.safetensors file of a checkpoint directory, sorted, whatever its name."""
+    files = sorted(path for path in directory.glob("*.safetensors") if path.is_file())
+    if not files:
+        raise ModelNotFound(
+            f"{directory} has no weights: no *.safetensors file is there; download them beside "
+            "config.json"
+        )
+    return files
+
+
+def read_header(file: Path) -> Header:
+    """Read and check one header.
+
+    Raises TensorError for a truncated file, a bad header, an unknown dtype, and for offsets that
+    are misordered, overlapping, outside the file or not those of the shape.
+    """
+    size = file.stat().st_size
+    if size <= 8:
+        raise TensorError(f"{file} is {size} bytes, too small for safetensors; fetch it again")
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+            raise TensorError(
+                f"{file} announces a header of {length} bytes in a file of {size}: it is "
+                "truncated or no safetensors file; fetch it again"
+            )
+        text = stream.read(length)
+    try:
+        entries = json.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError) as exc:
+        raise TensorError(f"{file} has a header that is not JSON ({exc}); fetch it again") from exc
+    if not isinstance(entries, dict):
+        raise TensorError(f"{file} has a header that is no JSON object; fetch it again")
+    metadata = entries.pop("__metadata__", None) or {}
+    data_start = 8 + length
+    tensors = {
+        name: _tensor(file, name, entry, size - data_start) for name, entry in entries.items()
+    }
+    _check_no_overlap(file, tensors)
+    return Header(file, tensors, dict(metadata), data_start, size)
+
+
+def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
+    try:
+        dtype = entry["dtype"]
+        shape = tuple(int(dim) for dim in entry["shape"])
+        start, stop = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as exc:
+        raise TensorError(
+            f"{file}: the entry of tensor {name} is {entry!r}, expected dtype, shape and two "
+            "data_offsets"
+        ) from exc
+    if dtype not in ITEM_BYTES:
+        raise TensorError(f"{file}: tensor {name} has the unknown dtype {dtype}")
+    expected = ITEM_BYTES[dtype]
+    for dim in shape:
+        expected *= dim
+    if min((start, *shape), default=start) < 0 or stop - start != expected:
+        raise TensorError(
+            f"{file}: tensor {name} takes bytes {start}..{stop}, but {dtype} of shape "
+            f"{list(shape)} is {expected} bytes"
+        )
+    if stop > data_bytes:
+        raise TensorError(
+            f"{file}: tensor {name} ends at byte {stop} of the data, but only {data_bytes} are "
+            "there: the file is truncated; fetch it again"
+        )
+    return TensorInfo(file, dtype, shape, start, stop)
+
+
+def _check_no_overlap(file: Path, tensors: dict[str, TensorInfo]) -> None:
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop))
+    for (name, info), (other, following) in zip(ordered, ordered[1:], strict=False):
+        if following.start < info.stop:
+            raise TensorError(
+                f"{file}: tensors {name} and {other} overlap at byte {following.start} of the data"
+            )
+
+
+def read_headers(files: list[Path]) -> dict[str, TensorInfo]:
+    """All tensors of several files; a name that stands in two of them is a TensorError."""
+    merged: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in read_header(file).tensors.items():
+            if name in merged:
+                raise TensorError(
+                    f"tensor {name} is in both {merged[name].file} and {file}: keep one of them"
+                )
+            merged[name] = info
+    return merged
+
+
+def listing(lines: list[str], limit: int = 10) -> str:
+    """At most `limit` entries, then how many more there are."""
+    rest = len(lines) - limit
+    return ", ".join(lines[:limit]) + (f" and {rest} more" if rest > 0 else "")

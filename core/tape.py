@@ -1,0 +1,107 @@
+"""The tape of one verified block, and the rollback that replays it (R27-R29).
+
+Everything is checked, and every new state built, before the first cache is touched: a call that
+fails leaves the caches bitwise as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .caches import offset_of
+from .errors import RollbackError
+from .gdn import GdnTape, replay
+
+
+@dataclass(frozen=True)
+class Tape:
+    """One block: `rows` rows fed from absolute position `offset_init`; one entry per layer,
+    None for attention layers."""
+
+    rows: int
+    offset_init: int
+    layers: tuple[GdnTape | None, ...]
+
+
+def check_counts(n_accepted: int, kv_rollback: int) -> None:
+    """R27: a positive kept prefix and a non-negative rest, both whole numbers."""
+    for name, value in (("committed prefix", n_accepted), ("rollback count", kv_rollback)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RollbackError(f"tape {name} must be a whole number, got {value!r}")
+    if n_accepted <= 0:
+        raise RollbackError(f"tape rollback requires a positive committed prefix, got {n_accepted}")
+    if kv_rollback < 0:
+        raise RollbackError(f"tape rollback count must be non-negative, got {kv_rollback}")
+
+
+def replay_tape(
+    gdn_layers: Sequence[Any | None],
+    cache: Sequence[Any],
+    tape: Tape,
+    n_accepted: int,
+    kv_rollback: int,
+) -> None:
+    """Leave `cache` as if only the block's first `n_accepted` rows had been fed.
+
+    gdn_layers: the target's GDN module per layer, None for attention. kv_rollback: rows to drop,
+    so that n_accepted + kv_rollback is the block. Raises RollbackError, with nothing changed.
+    """
+    check_counts(n_accepted, kv_rollback)
+    if not len(gdn_layers) == len(cache) == len(tape.layers):
+        raise RollbackError(
+            f"tape transaction layer mismatch: model={len(gdn_layers)} cache={len(cache)} "
+            f"tapes={len(tape.layers)}"
+        )
+    if n_accepted + kv_rollback != tape.rows:
+        raise RollbackError(
+            f"tape holds {tape.rows} rows, but {n_accepted} accepted + {kv_rollback} rolled back "
+            f"make {n_accepted + kv_rollback}"
+        )
+    for index, (layer, entry, record) in enumerate(
+        zip(gdn_layers, cache, tape.layers, strict=True)
+    ):
+        _check_layer(index, layer, entry, record, tape, kv_rollback)
+    if kv_rollback == 0:
+        return
+    restored = [
+        None if record is None else replay(layer, record, n_accepted)
+        for layer, record in zip(gdn_layers, tape.layers, strict=True)
+    ]
+    for entry, arrays in zip(cache, restored, strict=True):  # nothing below can fail
+        if arrays is None:
+            entry.trim(kv_rollback)
+        else:
+            entry[0], entry[1] = arrays
+            entry.advance(-kv_rollback)
+
+
+def _check_layer(
+    index: int, layer: Any | None, entry: Any, record: GdnTape | None, tape: Tape, kv_rollback: int
+) -> None:
+    if layer is None and record is not None:
+        raise RollbackError(f"attention layer {index} has a rollback tape; only GDN layers do")
+    if layer is not None and record is None:
+        raise RollbackError(f"GDN layer {index} is missing its rollback tape")
+    recurrent = hasattr(entry, "cache")
+    if recurrent != (layer is not None):
+        expected = "KV" if layer is None else "recurrent"
+        raise RollbackError(f"layer {index} needs a {expected} cache, got {type(entry).__name__}")
+    if record is not None and record.rows != tape.rows:
+        raise RollbackError(
+            f"the tape of GDN layer {index} holds {record.rows} rows, expected {tape.rows}"
+        )
+    offset = offset_of(entry)
+    if offset is not None and offset != tape.offset_init + tape.rows:
+        raise RollbackError(
+            f"layer {index} stands at {offset} tokens, but the tape's block ends at "
+            f"{tape.offset_init + tape.rows}: the cache has moved since"
+        )
+    if record is None and (offset is None or offset < kv_rollback):
+        raise RollbackError(f"layer {index} holds {offset} tokens, cannot drop {kv_rollback}")
+    if record is not None and (entry[0] is not record.conv_out or entry[1] is not record.state_out):
+        raise RollbackError(
+            f"GDN layer {index} no longer holds what the tape's block left there: the tape "
+            "belongs to another cache or to an earlier block"
+        )

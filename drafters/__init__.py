@@ -1,0 +1,1 @@
+"""Drafters (DFlash, DFlash2), their checkpoints, and the guards that pair them with a target."""

@@ -1,0 +1,80 @@
+"""Context keys and values of one drafter layer, projected once per committed row.
+
+A preallocated buffer with a scratch tail: the block's own rows are written behind the context,
+attended to, and overwritten by the next rows. A sliding layer keeps its last window - 1 rows.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+GROWTH_ROWS = 256
+"""Rows by which a buffer grows, and by which a sliding one may run over before it is moved."""
+
+
+class ContextBuffer:
+    """Keys and values (1, kv heads, rows, head_dim); `rows` of them are context."""
+
+    def __init__(self, heads: int, head_dim: int, window: int | None, dtype: mx.Dtype) -> None:
+        self._heads = heads
+        self._head_dim = head_dim
+        self._keep = None if window is None else window - 1
+        self._dtype = dtype
+        self._keys = self._zeros(0)
+        self._values = self._zeros(0)
+        self._start = 0
+        self._end = 0
+
+    @property
+    def rows(self) -> int:
+        """Context rows that a block can see."""
+        return self._end - self._start
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the buffer has memory for."""
+        return int(self._keys.shape[2])
+
+    def arrays(self) -> list[mx.array]:
+        """The two buffers."""
+        return [self._keys, self._values]
+
+    def append(self, keys: mx.array, values: mx.array) -> None:
+        """Add context rows; a sliding layer forgets what no later row can see."""
+        count = keys.shape[2]
+        if self._keep is not None and count > self._keep:
+            keys, values = keys[:, :, count - self._keep :], values[:, :, count - self._keep :]
+            count = self._keep
+            self._start = self._end = 0
+        self._write(keys, values)
+        self._end += count
+        if self._keep is not None:
+            self._start = max(self._start, self._end - self._keep)
+
+    def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """(keys, values) of the context and the block behind it; the block is not kept."""
+        self._write(keys, values)
+        end = self._end + keys.shape[2]
+        return self._keys[:, :, self._start : end], self._values[:, :, self._start : end]
+
+    def _write(self, keys: mx.array, values: mx.array) -> None:
+        """Put rows behind the context, making room first."""
+        end = self._end + keys.shape[2]
+        if end > self.capacity:
+            self._make_room(keys.shape[2])
+            end = self._end + keys.shape[2]
+        self._keys[:, :, self._end : end] = keys
+        self._values[:, :, self._end : end] = values
+
+    def _make_room(self, count: int) -> None:
+        """Move the live context to the front of a buffer that has room for `count` more."""
+        rows = self.rows
+        spare = GROWTH_ROWS if self._keep is not None else max(GROWTH_ROWS, rows // 2)
+        room = self._zeros(count + spare)
+        live = slice(self._start, self._end)
+        self._keys = mx.concatenate([self._keys[:, :, live], room], axis=2)
+        self._values = mx.concatenate([self._values[:, :, live], room], axis=2)
+        self._start, self._end = 0, rows
+
+    def _zeros(self, rows: int) -> mx.array:
+        return mx.zeros((1, self._heads, rows, self._head_dim), dtype=self._dtype)

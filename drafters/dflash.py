@@ -1,0 +1,138 @@
+"""DFlash and DFlash2: a whole block of drafts in one forward over tapped hidden states.
+
+Implements core's Drafter Protocol. Embedding and head are the target's own (R16). Sources: the
+DFlash paper (arXiv 2602.06036), the DFlash2 checkpoints' layout, requirements.md R5-R16.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..core.drafter import TargetRows
+from .config import DrafterConfig
+from .context import ContextBuffer
+from .layers import CandidateSelector, Layer, Layer2, make_rope
+
+
+class TargetEnds(Protocol):
+    """The two ends of the target that a drafter borrows."""
+
+    def embed_token_ids(self, token_ids: mx.array) -> mx.array:
+        """(1, T) ids -> (1, T, hidden)."""
+
+    def logits_from_hidden(self, hidden: mx.array) -> mx.array:
+        """(1, T, hidden) -> (1, T, vocab)."""
+
+
+class DFlashModel(nn.Module):
+    """The weights: `fc`, `hidden_norm`, layers, `norm`, and DFlash2's selector."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        layer_class = Layer if config.selector is None else Layer2
+        self.fc = nn.Linear(len(config.target_layer_ids) * width, width, bias=False)
+        self.hidden_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.layers = [layer_class(config, index) for index in range(config.num_hidden_layers)]
+        self.norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        if config.selector is not None:
+            self.candidate_selector = CandidateSelector(config)
+
+
+class DFlashDrafter:
+    """One loaded drafter bound to one target, with the context of one sequence."""
+
+    def __init__(self, model: DFlashModel, config: DrafterConfig, ends: TargetEnds) -> None:
+        self.model = model
+        self.config = config
+        self._ends = ends
+        self._rope = make_rope(config)
+        self._dtype: mx.Dtype = model.norm.weight.dtype
+        self._position = 0
+        self._buffers: list[ContextBuffer] = []
+        self.reset(0)
+
+    @property
+    def name(self) -> str:
+        """`dflash` or `dflash2`."""
+        return self.config.kind
+
+    @property
+    def trained_block_size(self) -> int:
+        """Rows of the trained block."""
+        return self.config.block_size
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        """Target layers to tap, in the file's order."""
+        return self.config.target_layer_ids
+
+    @property
+    def context_rows(self) -> int | None:
+        """Trailing rows that matter; None where a layer sees everything."""
+        return self.config.context_rows
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the next row to observe, which is the anchor's."""
+        return self._position
+
+    @property
+    def context_lengths(self) -> list[int]:
+        """Context rows held by each layer."""
+        return [buffer.rows for buffer in self._buffers]
+
+    def reset(self, position: int) -> None:
+        """An empty context; positions stay true, so RoPE is right after a gap (R10)."""
+        config = self.config
+        self._position = position
+        self._buffers = [
+            ContextBuffer(
+                config.num_key_value_heads, config.head_dim, layer.self_attn.window, self._dtype
+            )
+            for layer in self.model.layers
+        ]
+
+    def observe(self, rows: TargetRows) -> None:
+        """Project the taps of committed rows into every layer's context (R7, R12)."""
+        assert rows.taps is not None and rows.position == self._position
+        fused = self.model.hidden_norm(self.model.fc(rows.taps.astype(self._dtype)))
+        for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
+            buffer.append(*layer.self_attn.keys_values(fused, self._rope, self._position))
+        self._position += rows.taps.shape[1]
+
+    def draft(self, anchor: mx.array, count: int) -> mx.array:
+        """Block = [anchor, mask x count] in one forward; drafts come from the mask rows."""
+        hidden = self.block_hidden(anchor, count)
+        logits = self.block_logits(hidden)
+        if self.config.selector is None:
+            return mx.argmax(logits[0], axis=-1)
+        return self.model.candidate_selector(hidden, logits, anchor)
+
+    def block_hidden(self, anchor: mx.array, count: int) -> mx.array:
+        """(1, count, hidden): the mask rows after the final norm."""
+        masks = mx.full((count,), self.config.mask_token_id, dtype=anchor.dtype)
+        ids = mx.concatenate([anchor, masks])[None]
+        residual = self._ends.embed_token_ids(ids).astype(mx.float32)
+        residual = residual * self.config.input_embedding_scale
+        for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
+            residual = layer(residual, self._rope, self._position, buffer)
+        hidden: mx.array = mx.fast.rms_norm(
+            residual[:, 1:], self.model.norm.weight.astype(mx.float32), self.model.norm.eps
+        ).astype(self._dtype)
+        return hidden
+
+    def block_logits(self, hidden: mx.array) -> mx.array:
+        """(1, count, vocab) by the target's head, then the file's multiplier and soft cap."""
+        logits = self._ends.logits_from_hidden(hidden)
+        if self.config.output_multiplier != 1.0:
+            logits = logits * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else mx.tanh(logits / cap) * cap
+
+    def state(self) -> list[mx.array]:
+        """The context buffers."""
+        return [array for buffer in self._buffers for array in buffer.arrays()]

@@ -1,0 +1,65 @@
+"""Does this drafter fit this target? From the two config.json files, before weights are opened.
+
+The one set of guards: the loaders enforce it, and the doctor lists it.
+"""
+
+from __future__ import annotations
+
+from ..core.config import TargetConfig
+from ..core.errors import DrafterMismatch
+from .config import DrafterConfig
+
+
+def check_vocab(target: TargetConfig, drafter: DrafterConfig) -> None:
+    """Embedding and head are the target's own, so the vocabularies must be equal."""
+    if drafter.vocab_size != target.vocab_size:
+        raise DrafterMismatch(
+            f"{drafter.kind} drafter vocab {drafter.vocab_size} != target {target.vocab_size}"
+            + _where(target, drafter)
+        )
+
+
+def check_layer_count(target: TargetConfig, drafter: DrafterConfig) -> None:
+    """Taps were trained on a target of this depth."""
+    if drafter.num_target_layers != target.num_hidden_layers:
+        raise DrafterMismatch(
+            f"{drafter.kind} drafter expects {drafter.num_target_layers} target layers, target "
+            f"has {target.num_hidden_layers}" + _where(target, drafter)
+        )
+
+
+def check_hidden_size(target: TargetConfig, drafter: DrafterConfig) -> None:
+    """Tap rows and embeddings have the target's width."""
+    if drafter.hidden_size != target.hidden_size:
+        raise DrafterMismatch(
+            f"{drafter.kind} drafter hidden size {drafter.hidden_size} != target "
+            f"{target.hidden_size}" + _where(target, drafter)
+        )
+
+
+def check_taps(target: TargetConfig, drafter: DrafterConfig) -> None:
+    """Every tap is a layer of the target."""
+    last = drafter.target_layer_ids[-1]
+    if last >= target.num_hidden_layers:
+        raise DrafterMismatch(
+            f"{drafter.kind} drafter taps layer {last}, but the target's layers are "
+            f"0..{target.num_hidden_layers - 1} (ids count from 0; an export that counts from 1 "
+            "needs each lowered by one)" + _where(target, drafter)
+        )
+
+
+GUARDS = (check_vocab, check_layer_count, check_hidden_size, check_taps)
+"""In this order (R20): vocabulary, layer count, hidden size, then the taps."""
+
+
+def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
+    """Raise the first DrafterMismatch, in the order of GUARDS."""
+    for guard in GUARDS:
+        guard(target, drafter)
+
+
+def _where(target: TargetConfig, drafter: DrafterConfig) -> str:
+    return (
+        f" ({drafter.file} against {target.file}); give the drafter that was trained for this "
+        "target, or the target that this drafter was trained for"
+    )
