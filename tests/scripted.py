@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+from tiny import as_ids
 
 from dflash_suite.core.drafter import TargetRows
 
@@ -156,7 +157,7 @@ class ScriptedDrafter:
         """All token ids shown, in order (reads from the device)."""
         ids: list[int] = []
         for rows in self.observed:
-            ids.extend(rows.token_ids.tolist())
+            ids.extend(as_ids(rows.token_ids))
         return ids
 
     @property

@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -145,8 +145,12 @@ def with_eos(target: Target, eos_ids: Iterable[int]) -> Target:
 def prompt(length: int, seed: int = 1, vocab: int = VOCAB) -> list[int]:
     """`length` seeded ids."""
     mx.random.seed(seed)
-    ids: list[int] = mx.random.randint(0, vocab, (length,)).tolist()
-    return ids
+    return as_ids(mx.random.randint(0, vocab, (length,)))
+
+
+def as_ids(array: mx.array) -> list[int]:
+    """A one-dimensional array of ids as a list (reads from the device)."""
+    return cast(list[int], array.tolist())
 
 
 def stock_greedy(model: Any, prompt_ids: Sequence[int], count: int) -> list[int]:
@@ -216,12 +220,10 @@ def save_weights(file: Path, model: Any) -> None:
 def save_byte_tokenizer(directory: Path) -> None:
     """A byte-level tokenizer: id = byte + 3; 0 `<eos>`, 1 `<bos>`, 2 `<mask>`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     specials = ["<eos>", "<bos>", "<mask>"]
-    characters = bytes_to_unicode()
     vocab = {name: index for index, name in enumerate(specials)}
-    vocab.update({characters[byte]: byte + len(specials) for byte in range(256)})
+    vocab.update({byte_character(byte): byte + len(specials) for byte in range(256)})
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -229,3 +231,12 @@ def save_byte_tokenizer(directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def byte_character(byte: int) -> str:
+    """The visible character that byte-level BPE writes for a byte: bytes that Latin-1 prints
+    stand for themselves, the others follow from U+0100 on."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in visible:
+        return chr(byte)
+    return chr(256 + [other for other in range(256) if other not in visible].index(byte))
