@@ -17,7 +17,7 @@ from .errors import CacheError, UnsupportedCache
 CacheKind = Literal["Hybrid", "KV", "empty", "unknown"]
 
 
-class GdnCache(ArraysCache):  # type: ignore[misc]
+class GdnCache(ArraysCache):
     """mlx-lm's recurrent cache, plus the number of tokens it has seen.
 
     Entry 0 is the convolution window (1, kernel - 1, channels), entry 1 the float32 state
@@ -30,7 +30,8 @@ class GdnCache(ArraysCache):  # type: ignore[misc]
 
     def advance(self, N: int) -> None:
         """Count N more tokens; called by the layer, ours or mlx-lm's own."""
-        super().advance(N)
+        advance: Any = super().advance
+        advance(N)
         self.offset += N
 
     def size(self) -> int:
@@ -101,7 +102,7 @@ def offset_of(layer: Any) -> int | None:
 
 
 def validate_absolute_boundary(cache: Sequence[Any], expected: int) -> None:
-    """R30: every layer stands at `expected` tokens, else CacheError names the first that does not."""
+    """R30: every layer stands at `expected` tokens, else CacheError names the first other one."""
     for index, layer in enumerate(cache):
         offset = offset_of(layer)
         if offset is not None and offset != expected:

@@ -15,10 +15,11 @@ import mlx.core as mx
 
 from .accept import accept_prefix
 from .caches import cache_arrays, validate_absolute_boundary
+from .device import read_ids, start_eval
 from .drafter import Drafter, TargetRows
 from .emit import Detokenizer, Emitter
 from .errors import PromptError
-from .options import GenerateOptions, resolve_block_size
+from .options import GenerateOptions, resolve_block
 from .phases import PhaseTimer
 from .results import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from .target import Target, TargetPass
@@ -60,16 +61,16 @@ class Generation:
         self.emitter = Emitter(
             detokenizer, target.config.eos_ids, self.options.stop, self.options.max_tokens
         )
-        self.stats = GenerationStats(prompt_tokens=len(self.prompt_ids))
+        self.stats = GenerationStats(
+            prompt_tokens=len(self.prompt_ids), profiled=self.options.profile
+        )
         self.cache: list[Any] = target.make_cache()
         self.position = 0
         self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
         self._clock = clock
         self._tap_ids = drafter.tap_ids if drafter else ()
-        self._max_drafts = (
-            resolve_block_size(drafter.trained_block_size, self.options.block_size) - 1
-            if drafter
-            else 0
+        self.block = resolve_block(
+            drafter.trained_block_size if drafter else None, self.options.block_size
         )
 
     def __iter__(self) -> Iterator[Event]:
@@ -103,15 +104,15 @@ class Generation:
             mx.clear_cache()
             yield PrefillProgress(self.position, total)
         hidden = self._feed_prompt(total, tap_base).hidden
-        first = int(greedy(self.target.logits_from_hidden(hidden)).item())
+        first = read_ids(greedy(self.target.logits_from_hidden(hidden)))
         self.stats.ttft_sec = self._clock() - started
         yield PrefillProgress(total, total)
-        self.emitter.take([first])
-        yield Chunk(self.emitter.drain(), (first,))
+        self.emitter.take(first)
+        yield Chunk(self.emitter.drain(), tuple(first))
 
     def draft(self) -> mx.array | None:
         """Draft ids (k,), still on the device; None where this round is a plain step."""
-        count = min(self._max_drafts, self.emitter.remaining)
+        count = min(self.block.draft_tokens, self.emitter.remaining)
         if self.drafter is None or count < 1:
             return None
         if self.drafter.position != self.position:  # R10: a gap costs acceptance, never bytes
@@ -134,8 +135,8 @@ class Generation:
         choices = greedy(self.target.logits_from_hidden(result.hidden))
         mx.eval(choices) if drafts is None else mx.eval(choices, drafts)
         self.phases.mark("verify", [])
-        draft_list: list[int] = [] if drafts is None else drafts.tolist()
-        return Verified(row_ids, result, draft_list, choices.tolist())
+        draft_list = [] if drafts is None else read_ids(drafts)
+        return Verified(row_ids, result, draft_list, read_ids(choices))
 
     def accept(self, verified: Verified) -> tuple[int, int]:
         """(drafts kept, tokens emitted), cut at eos, stop string and max_tokens (R36)."""
@@ -162,7 +163,7 @@ class Generation:
         before, self.position = self.position, self.position + keep
         drafter_state = self.drafter.state() if self.drafter else []
         if drafter_state and not verified.drafts:
-            mx.async_eval(drafter_state)  # no draft is about to need them
+            start_eval(drafter_state)  # no draft is about to need them
         self.phases.mark("rollback", [*cache_arrays(self.cache), *drafter_state])
         if self.position // CLEAR_CACHE_EVERY_TOKENS > before // CLEAR_CACHE_EVERY_TOKENS:
             mx.clear_cache()

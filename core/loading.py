@@ -12,6 +12,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from .backbones import require_family
 from .config import TargetConfig, read_target_config
+from .device import on_cpu
 from .errors import CheckpointError, ModelNotFound, OptionError
 from .probe import probe_forward
 from .safetensors import read_headers, weight_files
@@ -27,11 +28,6 @@ class LoadedTarget:
 
     target: Target
     tokenizer: Any
-
-
-def on_cpu() -> bool:
-    """True where MLX computes on the CPU."""
-    return bool(mx.default_device() == mx.cpu)
 
 
 def resolve_dtype(name: str) -> mx.Dtype | None:
@@ -89,7 +85,8 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
         if dtype is not None:
             _cast(model, dtype)
         mx.eval(model.parameters())
-        tokenizer = load_tokenizer(config.path, eos_token_ids=sorted(config.eos_ids))
+        open_tokenizer: Any = load_tokenizer
+        tokenizer = open_tokenizer(config.path, eos_token_ids=sorted(config.eos_ids))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as exc:
         raise CheckpointError(
             f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: {exc}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from .errors import OptionError
 
@@ -49,20 +49,45 @@ def parse_speculation(text: str | None) -> Speculation:
     if value not in SPECULATION_VALUES:
         expected = "|".join(SPECULATION_VALUES)
         raise OptionError(f"invalid 'speculation' value '{text}' (expected {expected})")
-    return cast(Speculation, value)
+    return value
 
 
-def resolve_block_size(trained: int, requested: int | None) -> int:
-    """Rows of a verify block: the anchor and its drafts.
+@dataclass(frozen=True)
+class Block:
+    """Rows of a verify pass: asked for, trained, and used (1 where there is no drafter)."""
+
+    requested: int | None
+    trained: int | None
+    effective: int
+
+    @property
+    def draft_tokens(self) -> int:
+        """Most drafts a round: the block less its anchor."""
+        return self.effective - 1
+
+    def describe(self) -> str:
+        """For the footer; empty where nothing is drafted."""
+        if self.trained is None:
+            return ""
+        source = "as asked" if self.requested else f"default min(trained, {MAX_DEFAULT_BLOCK})"
+        return f", block {self.effective} of {self.trained} trained ({source})"
+
+    def to_dict(self) -> dict[str, int | None]:
+        """The `block` object of `--json`."""
+        return {"requested": self.requested, "trained": self.trained, "effective": self.effective}
+
+
+def resolve_block(trained: int | None, requested: int | None) -> Block:
+    """The block that a drafter trained at `trained` rows runs with; None: no drafter.
 
     Never above the trained size: a block that was trained at 8 gains nothing at 16 (formats.md
     7.1), so asking for more is an error and not a silent cut.
     """
-    if requested is None:
-        return min(trained, MAX_DEFAULT_BLOCK)
-    if requested > trained:
+    if trained is None:
+        return Block(requested, None, 1)
+    if requested is not None and requested > trained:
         raise OptionError(
             f"block_size {requested} is above the {trained} that this drafter was trained for; "
             f"give 2..{trained}"
         )
-    return requested
+    return Block(requested, trained, requested or min(trained, MAX_DEFAULT_BLOCK))

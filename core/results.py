@@ -66,6 +66,7 @@ class GenerationStats:
     decode_sec: float = 0.0
     decoded_tokens: int = 0
     peak_memory_bytes: int = 0
+    profiled: bool = False
     phase_sec: dict[str, float] = field(default_factory=dict)
 
     def count_round(self, proposed: int, accepted: int, accept_length: int) -> None:
@@ -99,8 +100,9 @@ class GenerationStats:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Decode speed after the first token; None where there was no further token."""
-        if self.decoded_tokens == 0 or self.decode_sec <= 0:
+        """Decode speed after the first token; None where there was no further token, and in a
+        profiled pass, whose waits are not those of a real run."""
+        if self.profiled or self.decoded_tokens == 0 or self.decode_sec <= 0:
             return None
         return self.decoded_tokens / self.decode_sec
 

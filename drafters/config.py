@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ..core.config import Fields, read_json
 from ..core.errors import ConfigError
@@ -147,7 +147,8 @@ def _rope(file: Path, raw: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] 
 def _layer_types(fields: Fields, layers: int) -> tuple[LayerType, ...]:
     found = fields.raw("layer_types")
     if found is None:
-        return ("full_attention",) * layers
+        full: LayerType = "full_attention"
+        return (full,) * layers
     label, value = found
     if not isinstance(value, list) or any(entry not in LAYER_TYPES for entry in value):
         raise fields.wrong_type(label, value, f"a list of {' or '.join(LAYER_TYPES)}")
@@ -155,10 +156,12 @@ def _layer_types(fields: Fields, layers: int) -> tuple[LayerType, ...]:
         raise ConfigError(
             f"{fields.path}: '{label}' has {len(value)} entries, but num_hidden_layers is {layers}"
         )
-    return tuple(value)
+    return cast(tuple[LayerType, ...], tuple(value))
 
 
-def _window(fields: Fields, raw: Mapping[str, Any], layer_types: tuple[LayerType, ...]) -> int | None:
+def _window(
+    fields: Fields, raw: Mapping[str, Any], layer_types: tuple[LayerType, ...]
+) -> int | None:
     if "sliding_attention" not in layer_types:
         return None
     if raw.get("use_sliding_window") is False:

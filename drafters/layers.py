@@ -53,7 +53,8 @@ class Attention(nn.Module):
         out = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.head_dim**-0.5, mask=mask
         )
-        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(1, rows, -1))
+        projected: mx.array = self.o_proj(out.transpose(0, 2, 1, 3).reshape(1, rows, -1))
+        return projected
 
     def _heads(self, x: mx.array, heads: int) -> mx.array:
         return x.reshape(1, x.shape[1], heads, self.head_dim)
@@ -88,7 +89,8 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: mx.array = self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -129,9 +131,8 @@ class GroupedDynamicConv(nn.Module):
 
     def deltas(self, x: mx.array) -> mx.array:
         """(1, T, D) normed rows -> (1, T, 2, K, G)."""
-        return self.kernel_projection(x).reshape(
-            1, x.shape[1], 2, self.kernel_size, self.groups, 1
-        )
+        flat: mx.array = self.kernel_projection(x)
+        return flat.reshape(1, x.shape[1], 2, self.kernel_size, self.groups, 1)
 
     def convolve(self, x: mx.array, deltas: mx.array, plane: int) -> mx.array:
         """out[i] = sum over t of (base[plane, t] + delta[i, plane, t]) * x[i - t]."""
@@ -140,7 +141,7 @@ class GroupedDynamicConv(nn.Module):
         base = self.base_kernel[plane].reshape(self.kernel_size, self.groups, -1).astype(x.dtype)
         out = mx.zeros_like(blocks)
         for tap in range(min(self.kernel_size, rows)):
-            past = mx.pad(blocks[:, : rows - tap], ((0, 0), (tap, 0), (0, 0), (0, 0)))
+            past = mx.pad(blocks[:, : rows - tap], [(0, 0), (tap, 0), (0, 0), (0, 0)])
             out = out + base[tap] * past
             out = out + deltas[:, :, plane, tap] * past
         return out.reshape(1, rows, width)

@@ -7,6 +7,7 @@ and shapes, and all arrays are evaluated before the drafter is used (R21, R23).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -37,7 +38,8 @@ def load_drafter(
 
 def expected_shapes(model: DFlashModel) -> dict[str, tuple[int, ...]]:
     """Parameter names and shapes, from the modules themselves."""
-    return {name: tuple(array.shape) for name, array in tree_flatten(model.parameters())}
+    parameters: Any = tree_flatten(model.parameters())
+    return {name: tuple(array.shape) for name, array in parameters}
 
 
 def check_tensors(

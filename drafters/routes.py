@@ -10,7 +10,7 @@ from ..core.options import Speculation
 
 @dataclass(frozen=True)
 class Route:
-    """requested: the --speculation value; route: `dflash`, `dflash2` or `none`; reason: one line."""
+    """requested: the --speculation value; route: `dflash`, `dflash2` or `none`; reason: a line."""
 
     requested: Speculation
     route: str

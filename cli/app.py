@@ -1,0 +1,66 @@
+"""The Typer application: commands, and the one place where errors become exit codes.
+
+0 done, 1 failed, 2 usage, 130 Ctrl-C. Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from .. import __version__
+from ..core.errors import DflashError, OptionError
+from .generate import generate
+from .render import print_error
+
+
+class Group(TyperGroup):
+    """Turns the suite's own errors into one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; `ctx` is a context of the click that typer brings along."""
+        try:
+            return super().invoke(ctx)
+        except DflashError as exc:
+            print_error(str(exc))
+            raise typer.Exit(2 if isinstance(exc, OptionError) else 1) from exc
+        except BrokenPipeError as exc:  # the reader went away (`dflash generate | head`)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from exc
+
+
+app = typer.Typer(
+    cls=Group,
+    name="dflash",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and leave."""
+    if wanted:
+        typer.echo(f"dflash-suite {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Speculative decoding on MLX: several tokens per pass, the text exactly the model's own.
+
+    A target (Qwen3.5 hybrids, plain transformers) is sped up by a DFlash or DFlash2 drafter.
+    """

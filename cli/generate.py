@@ -1,0 +1,166 @@
+"""`dflash generate`: options -> one request -> text on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..core.options import GenerateOptions, parse_speculation
+from ..core.results import Chunk, PrefillProgress
+from .params import (
+    BlockSizeOption,
+    DrafterOption,
+    DtypeOption,
+    ModelOption,
+    PromptFileOption,
+    SpeculationOption,
+)
+from .progress import Progress
+from .prompting import encode_prompt, read_prompt
+from .render import (
+    format_accept_profile,
+    format_footer,
+    format_phases,
+    print_note,
+)
+
+if TYPE_CHECKING:
+    from ..core.decode import Generation
+    from ..drafters.pair import Pair
+
+SCHEMA = "dflash.generate/1"
+CANCELLED_EXIT_CODE = 130
+
+
+def generate(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="Text to answer; - reads stdin. Omitted: a pipe, or a built-in one."),
+    ] = None,
+    model: ModelOption = None,
+    drafter: DrafterOption = None,
+    speculation: SpeculationOption = "auto",
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens to emit.")
+    ] = GenerateOptions.max_tokens,
+    block_size: BlockSizeOption = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated."),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="System message (chat only).")
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="A chat turn through the tokenizer's template, or the text as it stands. "
+            "Default: chat where there is a template.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt_file: PromptFileOption = None,
+    dtype: DtypeOption = "auto",
+    prefill_step_size: Annotated[
+        int, typer.Option("--prefill-step-size", min=1, help="Prompt tokens a prefill pass.")
+    ] = GenerateOptions.prefill_step_size,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Also show acceptance by draft position.")
+    ] = False,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Time each phase, waiting for the device; no tok/s then."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout instead of text.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")
+    ] = False,
+) -> None:
+    """Decode a prompt, several tokens per target pass, the text exactly the target's own.
+
+    The answer streams to stdout; progress and the footer go to stderr.
+    """
+    options = GenerateOptions(
+        max_tokens=max_tokens,
+        block_size=block_size,
+        prefill_step_size=prefill_step_size,
+        stop=tuple(stop or ()),
+        profile=profile,
+    )
+    requested = parse_speculation(speculation)
+    source = read_prompt(prompt, prompt_file, patient=model is not None)
+    if source.note and not quiet:
+        print_note(source.note)
+    progress = Progress(enabled=not quiet)
+    with progress:
+        from ..drafters.pair import load_pair
+
+        pair = load_pair(model, drafter, requested, dtype, progress=progress.say)
+    ids = encode_prompt(pair.tokenizer, source.text, chat=chat, system=system)
+    generation = pair.generate(ids, options)
+    text, cancelled = _run(generation, progress, echo=not as_json)
+    if as_json:
+        print(json.dumps(_document(pair, generation, text), ensure_ascii=False))
+    elif not quiet:
+        _print_footer(pair, generation, stats=stats)
+    if cancelled:
+        raise typer.Exit(CANCELLED_EXIT_CODE)
+
+
+def _run(generation: Generation, progress: Progress, *, echo: bool) -> tuple[str, bool]:
+    """(text, whether Ctrl-C ended it); the text is written as it comes where `echo`."""
+    pieces: list[str] = []
+
+    def put(text: str) -> None:
+        pieces.append(text)
+        if echo and text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    if hasattr(sys.stdout, "reconfigure"):  # never fail on a terminal that is not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
+    cancelled = False
+    try:
+        with progress:
+            for event in generation:
+                if isinstance(event, PrefillProgress):
+                    progress.prefill(event.done, event.total)
+                elif isinstance(event, Chunk):
+                    progress.stop()
+                    put(event.text)
+    except KeyboardInterrupt:
+        cancelled = True
+        put(generation.emitter.flush())
+    if echo:
+        put("" if "".join(pieces[-1:]).endswith("\n") else "\n")
+    return "".join(pieces), cancelled
+
+
+def _document(pair: Pair, generation: Generation, text: str) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "text": text,
+        "token_ids": generation.emitter.token_ids,
+        "finish_reason": generation.emitter.reason,
+        "prompt_tokens": generation.stats.prompt_tokens,
+        "speculation": {**pair.route.to_dict(), "block": generation.block.to_dict()},
+        "stats": generation.stats.to_dict(),
+    }
+
+
+def _print_footer(pair: Pair, generation: Generation, *, stats: bool) -> None:
+    from ..core.device import on_cpu
+
+    note = "" if on_cpu() else "identity with plain decoding: not verified on this device"
+    block = generation.block.describe()
+    print_note(format_footer(pair.route, generation.stats, block, note))
+    if stats:
+        print_note(format_accept_profile(generation.stats))
+    if generation.stats.phase_sec:
+        print_note(format_phases(generation.stats))

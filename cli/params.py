@@ -1,0 +1,70 @@
+"""Options that commands share; defaults come from the frozen dataclasses in core."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..core.options import SPECULATION_VALUES
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="DIR|HUB_ID",
+        help="Target: a directory or a hub id. Omitted: the small bundled target.",
+        show_default=False,
+    ),
+]
+DrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="DIR|HUB_ID",
+        help="DFlash or DFlash2 drafter. Omitted: MODEL/drafter where it exists, or the bundled "
+        "one (bundled:dflash2; bundled:dflash is there too) for the bundled target.",
+        show_default=False,
+    ),
+]
+SpeculationOption = Annotated[
+    str,
+    typer.Option(
+        "--speculation",
+        "-s",
+        metavar="|".join(SPECULATION_VALUES),
+        help="auto: a drafter where one can be used, else plain. dflash: that or an error. "
+        "none (or off): plain, and no drafter file is opened.",
+    ),
+]
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        metavar="auto|float32|bfloat16|float16",
+        help="Compute precision. auto: float32 on the CPU, the checkpoint's own elsewhere.",
+    ),
+]
+BlockSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--block-size",
+        min=2,
+        metavar="ROWS",
+        help="Rows a verify pass: the last token and ROWS - 1 drafts. Default: min(trained, 7).",
+        show_default=False,
+    ),
+]
+PromptFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompt-file",
+        "-f",
+        metavar="FILE",
+        help="Read the prompt from a UTF-8 file.",
+        show_default=False,
+    ),
+]

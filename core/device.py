@@ -1,0 +1,24 @@
+"""The few places where the host waits for, starts or reads the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+
+
+def on_cpu() -> bool:
+    """True where MLX computes on the CPU."""
+    return bool(mx.default_device() == mx.cpu)
+
+
+def start_eval(arrays: Sequence[mx.array]) -> None:
+    """Queue arrays on the device and go on."""
+    queue: Any = mx.async_eval
+    queue(list(arrays))
+
+
+def read_ids(ids: mx.array) -> list[int]:
+    """A vector of ids as Python ints; waits for the device."""
+    return cast(list[int], ids.tolist())

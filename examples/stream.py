@@ -1,0 +1,29 @@
+"""Show what each target pass yields: the tokens of a round between bars, as they arrive.
+
+Run: python examples/stream.py ["some text"]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import dflash_suite
+from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.results import Chunk, Finished, PrefillProgress
+
+
+def main(prompt: str) -> None:
+    """Stream one answer, one bar a round."""
+    pair = dflash_suite.load(drafter="bundled:dflash")
+    generation = pair.generate(prompt, GenerateOptions(max_tokens=48, stop=("\nclass ",)))
+    for event in generation:
+        if isinstance(event, PrefillProgress) and event.done == event.total:
+            print(f"{event.total} prompt tokens in {generation.stats.ttft_sec:.2f} s")
+        elif isinstance(event, Chunk):
+            print(event.text, end="|", flush=True)
+        elif isinstance(event, Finished):
+            print(f"\nfinished: {event.reason}, accept lengths {generation.stats.accept_lengths}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "class Stack:\n")

@@ -1,0 +1,264 @@
+"""`dflash generate`: exit codes, stdout and stderr apart, JSON, prompts, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dflash_suite.cli.app import app
+from dflash_suite.cli.prompting import BUILT_IN
+
+ROOT = Path(__file__).resolve().parent.parent
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "NO_COLOR": "1", "COLUMNS": "80"}
+SHORT = ["--max-tokens", "24"]
+PROMPT = "def fibonacci(n):\n"
+
+
+@pytest.fixture(autouse=True)
+def plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No colour and a fixed width, whatever the surroundings."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def run(*args: str, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(app, ["generate", *args], input=stdin)
+
+
+def document(*args: str, stdin: str | bytes | None = None) -> dict[str, Any]:
+    result = run(*args, "--json", stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return document("--raw", PROMPT, *SHORT, "--speculation", "none")
+
+
+@pytest.mark.parametrize("drafter", ["bundled:dflash", "bundled:dflash2"])
+def test_every_drafter_gives_the_plain_ids(plain: dict[str, Any], drafter: str) -> None:
+    found = document("--raw", PROMPT, *SHORT, "-s", "dflash", "--drafter", drafter)
+    assert found["token_ids"] == plain["token_ids"]
+    assert found["text"] == plain["text"]
+    stats = found["stats"]
+    assert stats["rounds"] > 0 and 0 < stats["accepted"] < stats["drafted"]
+    assert stats["emitted"] + stats["plain_steps"] + 1 == len(found["token_ids"])
+    assert found["speculation"]["route"] == drafter.removeprefix("bundled:")
+    assert plain["speculation"]["route"] == "none" and plain["stats"]["rounds"] == 0
+
+
+def test_json_has_every_promised_field(plain: dict[str, Any]) -> None:
+    assert set(plain) >= {
+        "schema", "text", "token_ids", "finish_reason", "prompt_tokens", "speculation", "stats",
+    }  # fmt: skip
+    assert set(plain["speculation"]) >= {"requested", "route", "reason"}
+    assert set(plain["stats"]) >= {
+        "rounds", "drafted", "accepted", "emitted", "plain_steps", "tokens_per_round", "accepts",
+        "trials", "tokens_per_second", "ttft_sec", "peak_memory_bytes",
+    }  # fmt: skip
+    assert plain["schema"] == "dflash.generate/1"
+    assert plain["stats"]["tokens_per_round"] is None  # no round, so no figure
+
+
+def test_streamed_text_is_the_whole_text(plain: dict[str, Any]) -> None:
+    result = run("--raw", PROMPT, *SHORT)
+    assert result.exit_code == 0
+    assert result.stdout == plain["text"] + ("" if plain["text"].endswith("\n") else "\n")
+    assert "route dflash2" in result.stderr and "tokens/round" in result.stderr
+    assert "tok/s" in result.stderr and "first token" in result.stderr and "peak" in result.stderr
+
+
+def test_quiet_says_nothing_on_stderr() -> None:
+    assert run("--raw", PROMPT, "-n", "2", "--quiet").stderr == ""
+
+
+def test_stats_and_profile() -> None:
+    result = run("--raw", PROMPT, *SHORT, "--stats", "--profile")
+    assert "accept by draft position: " in result.stderr and "phases" in result.stderr
+    assert "tok/s" not in result.stderr
+    found = document("--raw", PROMPT, *SHORT, "--profile")
+    assert found["stats"]["tokens_per_second"] is None
+    assert set(found["stats"]["phase_sec"]) == {"draft", "verify", "accept", "rollback"}
+
+
+@pytest.mark.parametrize("value", [" NONE ", "off", "None"])
+def test_speculation_values_are_trimmed_and_lowered(value: str) -> None:
+    found = document("--raw", PROMPT, "-n", "2", "--speculation", value)
+    assert found["speculation"]["requested"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--speculation", "fast"], "invalid 'speculation' value 'fast' (expected auto|"),
+        (["--max-tokens", "0"], "max-tokens"),
+        (["--block-size", "1"], "block-size"),
+        (["--block-size", "9"], "block_size 9 is above the 8"),
+        (["--dtype", "int4"], "dtype 'int4' is unknown"),
+        (["--stop", ""], "empty stop string"),
+        (["--raw", "--system", "be brief"], "--system needs a chat template"),
+        (["--no-such-option"], "No such option"),
+    ],
+)
+def test_usage_errors_exit_2(args: list[str], message: str) -> None:
+    result = run("text", *args)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert result.stdout == ""
+
+
+def test_failures_exit_1_with_one_line(tmp_path: Path) -> None:
+    for args in (
+        ["x", "--model", str(tmp_path)],
+        ["x", "--model", str(tmp_path / "absent")],
+        ["x", "--drafter", "bundled:nothing", "-s", "dflash"],
+        ["--prompt-file", str(tmp_path / "absent.txt")],
+        ["x", "--model", "bundled:target", "--drafter", "bundled:target", "-s", "dflash"],
+    ):
+        result = run(*args)
+        assert result.exit_code == 1, (args, result.output)
+        assert result.stdout == ""
+        assert result.stderr.startswith("error: ") and "Traceback" not in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_auto_says_why_it_is_plain(tmp_path: Path) -> None:
+    found = document("--raw", PROMPT, "-n", "4", "--drafter", str(tmp_path))
+    assert found["speculation"]["route"] == "none"
+    assert str(tmp_path / "config.json") in found["speculation"]["reason"]
+    result = run("--raw", PROMPT, "-n", "4", "--drafter", str(tmp_path))
+    assert "route none: " in result.stderr and "config.json" in result.stderr
+
+
+def test_none_opens_no_drafter_file(tmp_path: Path) -> None:
+    found = document("--raw", PROMPT, "-n", "4", "-s", "none", "--drafter", str(tmp_path / "no"))
+    assert found["speculation"]["reason"] == "speculation is off by request"
+
+
+def test_prompt_sources_agree(tmp_path: Path, plain: dict[str, Any]) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(PROMPT.encode())
+    for args, stdin in (
+        (["--prompt-file", str(file)], None),
+        (["-"], PROMPT),
+        ([], PROMPT),
+    ):
+        assert document("--raw", *SHORT, *args, stdin=stdin)["token_ids"] == plain["token_ids"]
+
+
+def test_a_silent_pipe_is_waited_for_only_where_a_model_was_named() -> None:
+    """Without any wish but the defaults, a pipe that nobody writes to must not hang the command."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dflash_suite.cli", "generate", "-n", "2"],
+        env=ENV,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    assert process.wait(timeout=60) == 0
+    assert BUILT_IN.encode() in process.stderr.read()
+    process.communicate()
+
+
+def test_empty_stdin_means_the_built_in_prompt() -> None:
+    result = run("-n", "2", stdin="")
+    assert result.exit_code == 0 and BUILT_IN in result.stderr
+
+
+def test_bad_prompts_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "latin1.txt"
+    file.write_bytes(b"caf\xe9")
+    assert "not UTF-8" in run("--prompt-file", str(file)).stderr
+    assert run("--raw", "").exit_code == 1
+    assert run("x", "--prompt-file", str(file)).exit_code == 2
+
+
+def test_prompt_text_is_not_trimmed_and_special_tokens_are_parsed() -> None:
+    spaced = document("--raw", "  def f():\n\n", "-n", "1")["prompt_tokens"]
+    bare = document("--raw", "def f():", "-n", "1")["prompt_tokens"]
+    assert spaced > bare
+    special = document("--raw", "<|im_start|><|im_end|>", "-n", "1")
+    assert special["prompt_tokens"] == 2
+
+
+def test_chat_is_the_default_and_takes_a_system_message() -> None:
+    by_default = document("hello", "-n", "1")
+    assert by_default["prompt_tokens"] == document("hello", "-n", "1", "--chat")["prompt_tokens"]
+    assert by_default["prompt_tokens"] > document("hello", "-n", "1", "--raw")["prompt_tokens"]
+    with_system = document("hello", "-n", "1", "--system", "be brief")
+    assert with_system["prompt_tokens"] > by_default["prompt_tokens"]
+
+
+def test_stop_string_ends_before_it() -> None:
+    whole = document("--raw", PROMPT, "-n", "40")["text"]
+    stop = whole[20:26]
+    cut = document("--raw", PROMPT, "-n", "40", "--stop", stop)
+    assert cut["text"] == whole[: whole.index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_ctrl_c_keeps_what_was_produced() -> None:
+    """A process in mid-answer gets SIGINT: exit 130, text so far, no traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dflash_suite.cli", "generate", "--raw", PROMPT, "-n", "100000"],
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(10)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(first + out) > 10 and b"Traceback" not in err
+    assert b"route dflash2" in err
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dflash_suite.cli", "generate", "--raw", PROMPT, "-n", "400"],
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+    assert b"Traceback" not in err and b"BrokenPipe" not in err
+
+
+def test_unknown_terminal_encoding_is_no_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_suite.cli", "generate", "--raw", "é ü 漢字", "-n", "12"],
+        env={**ENV, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("script", ["generate.py", "stream.py"])
+def test_examples_run(script: str) -> None:
+    file = ROOT / "examples" / script
+    assert len(file.read_text().splitlines()) <= 40
+    done = subprocess.run(
+        [sys.executable, str(file)], env=ENV, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tokens/round" in done.stderr or "accept lengths" in done.stdout
