@@ -1,0 +1,60 @@
+"""Shared fixtures: the bundled pair, loaded once, and what stock mlx-lm says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from tiny import stock_greedy
+
+from dflash_suite.core.loading import LoadedTarget
+from dflash_suite.drafters.bundled import PROMPTS_FILE
+from dflash_suite.drafters.pair import Pair, load_pair
+
+PlainReference = Callable[[list[int], int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def bundled_pairs() -> Mapping[str, Pair]:
+    """The bundled pair in float32 with each of its drafters: `dflash` and `dflash2`."""
+    names = ("dflash", "dflash2")
+    return {
+        name: load_pair(drafter=f"bundled:{name}", speculation="dflash", dtype="float32")
+        for name in names
+    }
+
+
+@pytest.fixture(scope="session")
+def bundled_pair(bundled_pairs: Mapping[str, Pair]) -> Pair:
+    """The bundled target with its default drafter."""
+    return bundled_pairs["dflash2"]
+
+
+@pytest.fixture(scope="session")
+def bundled_target(bundled_pair: Pair) -> LoadedTarget:
+    """The bundled target and tokenizer, in float32."""
+    return LoadedTarget(bundled_pair.target, bundled_pair.tokenizer)
+
+
+@pytest.fixture(scope="session")
+def bundled_prompts() -> list[dict[str, Any]]:
+    """The lines of the bundled prompts.jsonl."""
+    lines = PROMPTS_FILE.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+@pytest.fixture(scope="session")
+def plain_reference(bundled_target: LoadedTarget) -> PlainReference:
+    """(prompt ids, count) -> greedy ids of the bundled target by mlx-lm's own generate_step,
+    which knows no eos; each request is decoded once a session."""
+    known: dict[tuple[tuple[int, ...], int], list[int]] = {}
+
+    def reference(prompt_ids: list[int], count: int) -> list[int]:
+        key = (tuple(prompt_ids), count)
+        if key not in known:
+            known[key] = stock_greedy(bundled_target.target.backbone.model, prompt_ids, count)
+        return known[key]
+
+    return reference
