@@ -1,0 +1,46 @@
+"""The README says what is true: every option, every file, the commands it names."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer.main
+from readme_tree import ROOT, readme_with_tree
+
+from dflash_suite.cli.app import app
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_every_command_and_option_is_described() -> None:
+    group = typer.main.get_command(app)
+    commands = getattr(group, "commands", {})
+    assert commands
+    for name, command in commands.items():
+        assert f"dflash {name}" in README
+        for parameter in command.params:
+            for option in (*parameter.opts, *parameter.secondary_opts):
+                if option.startswith("--") and option != "--help":
+                    assert option in README, f"dflash {name} {option} is not in the README"
+
+
+def test_the_file_tree_is_true() -> None:
+    if subprocess.run(["git", "status"], cwd=ROOT, capture_output=True, check=False).returncode:
+        pytest.skip("not a git checkout")
+    assert readme_with_tree() == README, "run: python tests/readme_tree.py"
+
+
+def test_both_commands_are_there_and_ci_runs_them() -> None:
+    makefile, ci = (ROOT / "Makefile").read_text(), (ROOT / ".ci" / "run").read_text()
+    for command in ("demo", "test"):
+        assert f"\n{command}: " in makefile
+        assert f"make {command}" in README and f"make {command}" in ci
+
+
+def test_no_path_of_a_developer_is_left() -> None:
+    for file in [*Path(ROOT).glob("*/*.py"), ROOT / "README.md"]:
+        if file.name != Path(__file__).name:
+            text = file.read_text()
+            assert "/Users/" not in text and "/home/" not in text, file
