@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from .errors import ModelNotFound, TensorError
 
@@ -79,24 +79,25 @@ def read_header(file: Path) -> Header:
     if not isinstance(entries, dict):
         raise TensorError(f"{file} has a header that is no JSON object; fetch it again")
     metadata = entries.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict):
+        raise TensorError(f"{file} has a __metadata__ that is no JSON object; fetch it again")
     data_start = 8 + length
     tensors = {
         name: _tensor(file, name, entry, size - data_start) for name, entry in entries.items()
     }
     _check_no_overlap(file, tensors)
-    return Header(file, tensors, dict(metadata), data_start, size)
+    return Header(file, tensors, metadata, data_start, size)
 
 
 def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
-    try:
-        dtype = entry["dtype"]
-        shape = tuple(int(dim) for dim in entry["shape"])
-        start, stop = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as exc:
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
         raise TensorError(
             f"{file}: the entry of tensor {name} is {entry!r}, expected dtype, shape and two "
             "data_offsets"
-        ) from exc
+        )
+    start, stop = offsets
     if dtype not in ITEM_BYTES:
         raise TensorError(f"{file}: tensor {name} has the unknown dtype {dtype}")
     expected = ITEM_BYTES[dtype]
@@ -112,7 +113,12 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
             f"{file}: tensor {name} ends at byte {stop} of the data, but only {data_bytes} are "
             "there: the file is truncated; fetch it again"
         )
-    return TensorInfo(file, dtype, shape, start, stop)
+    return TensorInfo(file, dtype, tuple(shape), start, stop)
+
+
+def _whole(value: Any) -> TypeGuard[list[int]]:
+    """A list of whole numbers, as shapes and offsets are."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def _check_no_overlap(file: Path, tensors: dict[str, TensorInfo]) -> None:

@@ -14,7 +14,7 @@ import mlx.nn as nn
 from ..core.drafter import TargetRows
 from .config import DrafterConfig
 from .context import ContextBuffer
-from .layers import CandidateSelector, Layer, Layer2, make_rope
+from .layers import CandidateSelector, Layer, Layer2
 
 
 class TargetEnds(Protocol):
@@ -45,11 +45,13 @@ class DFlashModel(nn.Module):
 class DFlashDrafter:
     """One loaded drafter bound to one target, with the context of one sequence."""
 
-    def __init__(self, model: DFlashModel, config: DrafterConfig, ends: TargetEnds) -> None:
+    def __init__(
+        self, model: DFlashModel, config: DrafterConfig, ends: TargetEnds, rope: nn.Module
+    ) -> None:
         self.model = model
         self.config = config
         self._ends = ends
-        self._rope = make_rope(config)
+        self._rope = rope
         self._dtype: mx.Dtype = model.norm.weight.dtype
         self._position = 0
         self._buffers: list[ContextBuffer] = []

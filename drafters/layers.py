@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import initialize_rope
 
+from ..core.errors import ConfigError
 from .config import DrafterConfig
 from .context import ContextBuffer
 
@@ -213,12 +214,22 @@ def normed(norm: nn.RMSNorm, residual: mx.array) -> mx.array:
 
 
 def make_rope(config: DrafterConfig) -> nn.Module:
-    """Full-width rotary embedding with the file's own base and scaling, through mlx-lm."""
-    rope: nn.Module = initialize_rope(
-        dims=config.head_dim,
-        base=config.rope_theta,
-        traditional=False,
-        scaling_config=dict(config.rope_scaling) if config.rope_scaling else None,
-        max_position_embeddings=config.max_position_embeddings,
-    )
+    """Full-width rotary embedding with the file's own base and scaling, through mlx-lm.
+
+    Raises ConfigError for a type that mlx-lm does not know, or one whose settings are missing.
+    """
+    scaling = dict(config.rope_scaling) if config.rope_scaling else None
+    try:
+        rope: nn.Module = initialize_rope(
+            dims=config.head_dim,
+            base=config.rope_theta,
+            traditional=False,
+            scaling_config=scaling,
+            max_position_embeddings=config.max_position_embeddings,
+        )
+    except (ValueError, KeyError, TypeError, AssertionError) as exc:
+        raise ConfigError(
+            f"{config.file}: no rope can be built of {scaling} ({type(exc).__name__}: {exc}); "
+            "expected a rope_type that mlx-lm knows, with all its settings"
+        ) from exc
     return rope

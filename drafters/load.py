@@ -16,6 +16,7 @@ from ..core.errors import TensorError
 from ..core.safetensors import TensorInfo, listing, read_headers, weight_files
 from .config import DrafterConfig
 from .dflash import DFlashDrafter, DFlashModel, TargetEnds
+from .layers import make_rope
 
 PREFIX = "model."
 
@@ -25,15 +26,17 @@ def load_drafter(
 ) -> DFlashDrafter:
     """Load a drafter and bind it to a target's embedding and head.
 
-    dtype: compute dtype of its branches. Raises ModelNotFound or TensorError.
+    dtype: compute dtype of its branches. Raises ConfigError (a rope that cannot be built),
+    ModelNotFound or TensorError.
     """
+    rope = make_rope(config)
     headers = read_headers(weight_files(config.path))
     model = DFlashModel(config)
     check_tensors(config, headers, expected_shapes(model))
     model.load_weights(list(_read_arrays(headers, dtype).items()), strict=True)
     model.eval()
     mx.eval(model.parameters())
-    return DFlashDrafter(model, config, ends)
+    return DFlashDrafter(model, config, ends, rope)
 
 
 def expected_shapes(model: DFlashModel) -> dict[str, tuple[int, ...]]:
@@ -50,6 +53,9 @@ def check_tensors(
     """Compare names, shapes and dtypes of the files with what the config asks for."""
     found = {module_name(name): info for name, info in headers.items()}
     problems = []
+    if twice := sorted(name for name in found if {name, PREFIX + name} <= set(headers)):
+        lines = [f"{name} and {PREFIX}{name}" for name in twice]
+        problems.append(f"{len(twice)} there twice: {listing(lines)}")
     if missing := sorted(set(expected) - set(found)):
         lines = [f"{name} {list(expected[name])}" for name in missing]
         problems.append(f"{len(missing)} missing: {listing(lines)}")
@@ -86,7 +92,10 @@ def module_name(tensor: str) -> str:
 def _read_arrays(headers: Mapping[str, TensorInfo], dtype: mx.Dtype) -> dict[str, mx.array]:
     arrays: dict[str, mx.array] = {}
     for file in sorted({info.file for info in headers.values()}):
-        loaded = mx.load(str(file))
+        try:
+            loaded = mx.load(str(file))
+        except RuntimeError as exc:  # its JSON reader is stricter than Python's
+            raise TensorError(f"{file} could not be read: {exc}; fetch it again") from exc
         assert isinstance(loaded, dict)
         arrays.update({module_name(name): array.astype(dtype) for name, array in loaded.items()})
     return arrays

@@ -295,7 +295,11 @@ def test_a_config_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_keep_their_value(tmp_path: Path) -> None:
-    changes = {"input_embedding_scale": 8, "output_multiplier": 0.196, "rms_norm_eps": 1e-5}
+    changes: dict[str, Any] = {
+        "input_embedding_scale": 8,
+        "output_multiplier": 0.196,
+        "rms_norm_eps": 1e-5,
+    }
     config = read(tmp_path, raw_drafter(final_logit_softcapping=20.0, **changes))
     assert config.input_embedding_scale == 8.0 and config.output_multiplier == 0.196
     assert config.final_logit_softcapping == 20.0 and config.rms_norm_eps == 1e-5
