@@ -18,8 +18,9 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm.generate import generate_step
 from mlx_lm.models import llama, qwen3, qwen3_5
 
-from dflash_suite.core.backbones import FAMILIES
+from dflash_suite.core.backbones import FAMILIES, Backbone
 from dflash_suite.core.config import TargetConfig
+from dflash_suite.core.gdn import GdnTape
 from dflash_suite.core.target import Target
 
 Kind = Literal["hybrid", "dense", "llama"]
@@ -140,6 +141,43 @@ def with_eos(target: Target, eos_ids: Iterable[int]) -> Target:
             raw=config.raw,
         ),
     )
+
+
+class CountingBackbone(Backbone):
+    """A backbone that counts: `rows` of every forward, `embedded` ids of every embedding.
+
+    The forwards are counted here, below the loop, so that no counter of the loop is trusted.
+    """
+
+    def __init__(self, inner: Backbone) -> None:
+        super().__init__(inner.model)
+        self.inner = inner
+        self.cache_kind = inner.cache_kind
+        self.rows: list[int] = []
+        self.taps: list[tuple[int, ...]] = []
+        self.head_rows: list[int] = []
+        self.embedded: list[mx.array] = []
+
+    def make_cache(self) -> list[Any]:
+        return self.inner.make_cache()
+
+    def gdn_layers(self) -> list[Any | None]:
+        return self.inner.gdn_layers()
+
+    def embed(self, token_ids: mx.array) -> mx.array:
+        self.embedded.append(token_ids)
+        return self.inner.embed(token_ids)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        self.head_rows.append(int(hidden.shape[1]))
+        return self.inner.logits(hidden)
+
+    def run(
+        self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
+    ) -> tuple[mx.array, list[mx.array], list[GdnTape | None]]:
+        self.rows.append(int(hidden.shape[1]))
+        self.taps.append(tuple(tap_ids))
+        return self.inner.run(hidden, cache, tap_ids, record)
 
 
 def prompt(length: int, seed: int = 1, vocab: int = VOCAB) -> list[int]:
