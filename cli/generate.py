@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,6 +103,8 @@ def generate(
         from ..drafters.pair import load_pair
 
         pair = load_pair(model, drafter, requested, dtype, progress=progress.say)
+    # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     ids = encode_prompt(pair.tokenizer, source.text, chat=chat, system=system)
     generation = pair.generate(ids, options)
     text, cancelled = _run(generation, progress, echo=not as_json)

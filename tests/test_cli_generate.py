@@ -83,6 +83,10 @@ def test_quiet_says_nothing_on_stderr() -> None:
     assert run("--raw", PROMPT, "-n", "2", "--quiet").stderr == ""
 
 
+def test_a_prompt_beyond_the_nominal_length_is_no_noise() -> None:
+    assert run("--raw", "x = 1\n" * 600, "-n", "1", "--quiet").stderr == ""
+
+
 def test_stats_and_profile() -> None:
     result = run("--raw", PROMPT, *SHORT, "--stats", "--profile")
     assert "accept by draft position: " in result.stderr and "phases" in result.stderr
