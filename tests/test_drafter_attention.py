@@ -19,6 +19,10 @@ SLIDING: dict[str, Any] = {
     "layer_types": ["sliding_attention", "sliding_attention"],
     "sliding_window": 8,
 }
+MIXED: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+}
 
 
 def hidden_after(drafter: DFlashDrafter, taps: mx.array, position: int = 0) -> mx.array:
@@ -85,8 +89,7 @@ def test_causality_of_each_layer_is_the_configs(
     tmp_path: Path, stated: dict[str, Any], depends: list[bool]
 ) -> None:
     """A27, `[sliding, full]`: does block row 0 depend on row 1, layer by layer?"""
-    mixed = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-    drafter = make_drafter(tmp_path, "dflash", **mixed, **stated)
+    drafter = make_drafter(tmp_path, "dflash", **MIXED, **stated)
     block = mx.random.normal((1, 2, HIDDEN), key=mx.random.key(1))
     other = mx.concatenate([block[:, :1], -block[:, 1:]], axis=1)
     found = []
@@ -122,8 +125,7 @@ def test_rows_older_than_the_window_do_not_matter(tmp_path: Path, kind: Any, con
 
 
 def test_a_full_layer_sees_every_row(tmp_path: Path) -> None:
-    mixed = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-    drafter = make_drafter(tmp_path, "dflash", **mixed)
+    drafter = make_drafter(tmp_path, "dflash", **MIXED)
     taps = tap_rows(40)
     changed = hidden_after(drafter, replaced(taps, 0, 1))
     assert not mx.array_equal(changed, hidden_after(drafter, taps))

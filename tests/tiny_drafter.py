@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mlx.core as mx
 from tiny import HIDDEN, LAYERS, VOCAB
@@ -217,3 +217,8 @@ def observe_taps(drafter: DFlashDrafter, taps: mx.array, chunk: int | None = Non
         ids = mx.zeros((count,), dtype=mx.int32)
         hidden = mx.zeros((1, count, HIDDEN))
         drafter.observe(TargetRows(drafter.position, ids, rows, hidden))
+
+
+def largest(array: mx.array) -> float:
+    """The largest magnitude of an array (reads from the device)."""
+    return cast(float, mx.abs(array).max().item())
