@@ -24,9 +24,17 @@ class GdnCache(ArraysCache):
     (1, value heads, value dim, key dim).
     """
 
-    def __init__(self) -> None:
-        super().__init__(size=2)
+    def __init__(self, size: int = 2, left_padding: list[int] | None = None) -> None:
+        super().__init__(size, left_padding)
         self.offset = 0
+
+    @classmethod
+    def merge(cls, caches: Sequence[GdnCache]) -> GdnCache:
+        """A batch of them, as mlx-lm's own batches are made; counts the longest sequence."""
+        merge: Any = super().merge
+        merged: GdnCache = merge(caches)
+        merged.offset = max(cache.offset for cache in caches)
+        return merged
 
     def advance(self, N: int) -> None:
         """Count N more tokens; called by the layer, ours or mlx-lm's own."""
@@ -72,11 +80,7 @@ def require_kind(cache: Sequence[Any], expected: CacheKind, recurrent: Sequence[
     The message names both kinds (R25); a list of the wrong length or with a layer of the wrong
     class is refused too, so that `zip` can never drop a decoder layer.
     """
-    found = cache_kind(cache)
-    if found != expected:
-        raise UnsupportedCache(
-            f"expected {expected} cache, got {found}: make it with the target's own make_cache()"
-        )
+    require_list_kind(cache, expected)
     if len(cache) != len(recurrent):
         raise UnsupportedCache(
             f"the target has {len(recurrent)} layers and the cache has {len(cache)}: make it "
@@ -93,6 +97,15 @@ def require_kind(cache: Sequence[Any], expected: CacheKind, recurrent: Sequence[
             raise UnsupportedCache(
                 f"layer {index} has a padded batch cache; one sequence at a time is decoded"
             )
+
+
+def require_list_kind(cache: Sequence[Any], expected: CacheKind) -> None:
+    """Raise UnsupportedCache, naming both kinds, unless the list is of the expected one (R25)."""
+    found = cache_kind(cache)
+    if found != expected:
+        raise UnsupportedCache(
+            f"expected {expected} cache, got {found}: make it with the target's own make_cache()"
+        )
 
 
 def offset_of(layer: Any) -> int | None:
@@ -128,5 +141,6 @@ __all__ = [
     "cache_kind",
     "offset_of",
     "require_kind",
+    "require_list_kind",
     "validate_absolute_boundary",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from .backbones import Backbone
-from .caches import offset_of, require_kind
+from .caches import offset_of, require_kind, require_list_kind
 from .config import TargetConfig
 from .errors import CacheError, ExternalMask, RollbackError, UnsupportedCache
 from .tape import Tape, check_counts, replay_tape
@@ -100,6 +100,7 @@ class Target:
         Raises RollbackError or UnsupportedCache, with the cache bitwise as it was.
         """
         self._require_hybrid("replay_tape_rollback")
+        require_list_kind(cache, "Hybrid")
         replay_tape(self._gdn_layers, cache, tape, n_accepted, kv_rollback)
 
     def verify_rows(
