@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from .caches import CacheKind, GdnCache
 from .errors import UnsupportedModel
@@ -39,6 +39,16 @@ class Backbone(ABC):
         """A fresh cache, one entry per layer."""
         cache: list[Any] = make_prompt_cache(self.model)
         return cache
+
+    def require_rollback(self, where: object) -> None:
+        """Raise UnsupportedModel where a layer's cache forgets rows: a sliding window that has
+        wrapped cannot give back what a rejected draft pushed out."""
+        for index, entry in enumerate(self.make_cache()):
+            if not isinstance(entry, GdnCache | KVCache):
+                raise UnsupportedModel(
+                    f"{where}: layer {index} uses a {type(entry).__name__}, which cannot be rolled "
+                    "back; a target may have full attention and Gated DeltaNet layers only"
+                )
 
     def gdn_layers(self) -> list[Any | None]:
         """The GDN module of each layer, None for attention layers."""

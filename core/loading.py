@@ -91,7 +91,9 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
         raise CheckpointError(
             f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: {exc}"
         ) from exc
-    target = Target(family(model), config)
+    backbone = family(model)
+    backbone.require_rollback(config.file)
+    target = Target(backbone, config)
     probe_forward(target)
     return LoadedTarget(target, tokenizer)
 
