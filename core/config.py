@@ -28,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read: {exc}") from exc
-    except json.JSONDecodeError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigError(
             f"{path} is not JSON ({exc}); fetch the file again or restore it"
         ) from exc
@@ -119,7 +119,7 @@ def as_id_set(value: object) -> frozenset[int]:
     if isinstance(value, int):
         return frozenset({value})
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return frozenset(item for item in value if isinstance(item, int))
+        return frozenset().union(*(as_id_set(item) for item in value if isinstance(item, int)))
     return frozenset()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -87,13 +87,14 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
         mx.eval(model.parameters())
         open_tokenizer: Any = load_tokenizer
         tokenizer = open_tokenizer(config.path, eos_token_ids=sorted(config.eos_ids))
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as exc:
+    except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
         raise CheckpointError(
             f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: {exc}"
         ) from exc
     backbone = family(model)
     backbone.require_rollback(config.file)
-    target = Target(backbone, config)
+    eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
+    target = Target(backbone, replace(config, eos_ids=eos_ids))
     probe_forward(target)
     return LoadedTarget(target, tokenizer)
 

@@ -74,7 +74,7 @@ def read_header(file: Path) -> Header:
         text = stream.read(length)
     try:
         entries = json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise TensorError(f"{file} has a header that is not JSON ({exc}); fetch it again") from exc
     if not isinstance(entries, dict):
         raise TensorError(f"{file} has a header that is no JSON object; fetch it again")

@@ -29,6 +29,7 @@ Precision = Literal["float32", "bfloat16", "4bit"]
 VOCAB = 512
 HIDDEN = 64
 LAYERS = 4
+GDN_LAYERS = 3
 GROUP_SIZE = 32
 MODULES = {"hybrid": qwen3_5, "dense": qwen3, "llama": llama}
 
