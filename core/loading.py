@@ -19,6 +19,7 @@ from .safetensors import read_headers, weight_files
 from .target import Target
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
 
 
@@ -79,6 +80,7 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
     """
     dtype = resolve_dtype(dtype_name)
     family = require_family(config.model_type, config.file)
+    require_tokenizer(config.path)
     read_headers(weight_files(config.path))
     try:
         model, _ = load_model(config.path, lazy=True)
@@ -97,6 +99,16 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
     target = Target(backbone, replace(config, eos_ids=eos_ids))
     probe_forward(target)
     return LoadedTarget(target, tokenizer)
+
+
+def require_tokenizer(directory: Path) -> None:
+    """Raise ModelNotFound where no tokenizer file is there: transformers would make an empty one,
+    which turns every text into nothing."""
+    if not any(path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)):
+        raise ModelNotFound(
+            f"{directory} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there; fetch "
+            "it beside config.json"
+        )
 
 
 def open_target(reference: str, dtype_name: str = "auto") -> LoadedTarget:
