@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.sample_utils import greedy_sampler
 from scripted import Policy, ScriptedDrafter, all_right, all_wrong, mixed, random_ids, wrong_at
 from snapshots import assert_as_fed_alone, bits, meaning
 from tiny import (
@@ -292,14 +293,16 @@ def test_prompt_ids_become_plain_ints() -> None:
 
 
 def test_greedy_is_stock_selection_in_the_logits_dtype() -> None:
-    """In bf16 rounding makes ties that plain logits do not have: the first of them wins."""
-    logits = mx.array([[[3.0, 300.0, 300.9, 2.0], [9.0, 1.0, 2.0, 3.0]]])
-    assert greedy(logits).tolist() == [2, 0]
-    halved = logits.astype(mx.bfloat16)
-    rows = [row - mx.logsumexp(row, keepdims=True) for row in halved[0]]
-    assert greedy(halved).tolist() == [mx.argmax(row).item() for row in rows]
-    close = mx.array([[[100.0, 100.25]]]).astype(mx.bfloat16) * 1
-    assert greedy(close).shape == (1,)
+    """In bf16 the subtraction makes a tie that plain logits do not have: mlx-lm takes the first
+    of the two, where argmax of the logits would take the second."""
+    row = mx.zeros((VOCAB,))
+    row[3], row[7] = 0.5, 0.50390625
+    for dtype, expected in ((mx.float32, 7), (mx.bfloat16, 3)):
+        logits = mx.stack([row, row[::-1]])[None].astype(dtype)
+        assert mx.argmax(logits[0, 0]).item() == 7
+        stock = [greedy_sampler(one - mx.logsumexp(one, keepdims=True)) for one in logits[0]]
+        assert greedy(logits).tolist() == [choice.item() for choice in stock]
+        assert greedy(logits)[0].item() == expected
 
 
 # --- prefill ------------------------------------------------------------------------------------

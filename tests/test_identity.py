@@ -223,6 +223,25 @@ def test_taps_are_carried_and_change_nothing(kind: Kind) -> None:
     assert result.drafter.observed_taps().shape[1] == len(result.drafter.observed_ids)
 
 
+def test_illegal_drafts_are_fed_as_legal_ids() -> None:
+    """No row of any forward embeds an id outside the vocabulary."""
+    on = subject("hybrid", "float32")
+    for token in (-1, VOCAB, 2**31 - 1):
+        counting = CountingBackbone(on.target.backbone)
+        drafter = ScriptedDrafter(constant(token), on.plain, len(on.prompt_ids))
+        generation = Generation(
+            Target(counting, on.target.config),
+            on.prompt_ids,
+            PieceDetokenizer(),
+            drafter=drafter,
+            options=GenerateOptions(max_tokens=10),
+        )
+        list(generation)
+        fed = [token for ids in counting.embedded for token in as_ids(ids[0])]
+        assert len(fed) > 40
+        assert min(fed) >= 0 and max(fed) < VOCAB
+
+
 ILLEGAL = {
     "-1": -1,
     "vocab": VOCAB,
@@ -245,25 +264,6 @@ def test_illegal_draft_ids_are_never_accepted(kind: Kind, token: int) -> None:
         )
         ids = [token for chunk in result.chunks for token in chunk.token_ids]
         assert token not in ids
-
-
-def test_illegal_drafts_are_fed_as_legal_ids() -> None:
-    """No row of any forward embeds an id outside the vocabulary."""
-    on = subject("hybrid", "float32")
-    for token in (-1, VOCAB, 2**31 - 1):
-        counting = CountingBackbone(on.target.backbone)
-        drafter = ScriptedDrafter(constant(token), on.plain, len(on.prompt_ids))
-        generation = Generation(
-            Target(counting, on.target.config),
-            on.prompt_ids,
-            PieceDetokenizer(),
-            drafter=drafter,
-            options=GenerateOptions(max_tokens=10),
-        )
-        list(generation)
-        fed = [token for ids in counting.embedded for token in as_ids(ids[0])]
-        assert len(fed) > 40
-        assert min(fed) >= 0 and max(fed) < VOCAB
 
 
 def test_a_drafted_eos_does_not_end_the_answer() -> None:
