@@ -51,7 +51,7 @@ Pass = tuple[mx.array, list[mx.array], list[GdnTape | None]]
 
 
 class WrongNorm(HybridBackbone):
-    """One unit in the last place, roughly."""
+    """The norm's last bits, as another kernel would compute it."""
 
     def run(
         self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
@@ -91,6 +91,13 @@ class WrongShape(HybridBackbone):
         return super().logits(hidden[:, 1:])
 
 
+class WrongBit(HybridBackbone):
+    """Last bits of the logits, far within any tolerance."""
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return super().logits(hidden) * (1 + 2e-7)
+
+
 class WrongHead(PlainBackbone):
     """Scores that a softmax would not tell apart; the bits do."""
 
@@ -108,6 +115,7 @@ class MissingLayer(PlainBackbone):
 
 PLANTED: dict[type[Backbone], str] = {
     WrongNorm: "by up to",
+    WrongBit: "by up to",
     WrongWindow: "over 3 rows",
     WrongState: "over 1 rows",
     WrongShape: r"in shape \(",
