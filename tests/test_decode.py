@@ -28,7 +28,7 @@ from tiny import (
 
 from dflash_suite.core.decode import Generation, check_prompt, greedy
 from dflash_suite.core.drafter import Drafter
-from dflash_suite.core.errors import PromptError
+from dflash_suite.core.errors import CacheError, PromptError
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.results import Chunk, Event, Finished, PrefillProgress
 from dflash_suite.core.target import Target
@@ -467,6 +467,21 @@ def test_a_drafter_that_fails_once_drafts_again_next_time() -> None:
     again = generation(drafter=drafter, block_size=4)
     finish(again)
     assert again.emitter.token_ids == plain()[:30] and again.stats.rounds > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_cache_that_someone_else_touched_stops_the_run(kind: Kind, index: int) -> None:
+    """R30: all layers are asked where they stand before every pass; no token comes of a mix."""
+    run = generation(all_right(), kind, block_size=4)
+    events = iter(run)
+    while run.stats.rounds < 2:
+        next(events)
+    emitted = list(run.emitter.token_ids)
+    run.cache[index].offset -= 1
+    with pytest.raises(CacheError, match=f"layer {index} of the cache stands at"):
+        next(events)
+    assert run.emitter.token_ids == emitted == plain(kind)[: len(emitted)]
 
 
 # --- clocks, phases, threads, memory ------------------------------------------------------------
