@@ -17,7 +17,7 @@ from .accept import accept_prefix
 from .caches import cache_arrays, validate_absolute_boundary
 from .device import read_ids, start_eval
 from .drafter import Drafter, TargetRows
-from .emit import Detokenizer, Emitter
+from .emit import Detokenizer, Emitter, prime
 from .errors import PromptError
 from .options import GenerateOptions, resolve_block
 from .phases import PhaseTimer
@@ -58,6 +58,7 @@ class Generation:
         self.drafter = drafter
         self.options = options or GenerateOptions()
         self.prompt_ids = check_prompt(prompt_ids, target.config.vocab_size)
+        prime(detokenizer, self.prompt_ids)
         self.emitter = Emitter(
             detokenizer, target.config.eos_ids, self.options.stop, self.options.max_tokens
         )

@@ -26,6 +26,19 @@ class Detokenizer(Protocol):
         """Text since the last look."""
 
 
+def prime(detokenizer: Detokenizer, prompt_ids: Sequence[int]) -> None:
+    """Show a detokenizer the prompt's end and forget that text.
+
+    mlx-lm's detokenizers drop a space in front of the first text that they see. An answer goes on
+    behind a prompt, so that space is part of it: without it, code would lose its indentation.
+    """
+    for token in reversed(prompt_ids):
+        detokenizer.add_token(token)
+        detokenizer.finalize()
+        if detokenizer.last_segment:  # a lone space is dropped itself and leaves nothing
+            return
+
+
 class Emitter:
     """Takes candidate ids in order, decides where the answer ends, and lets out its text."""
 

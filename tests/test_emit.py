@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.tokenizer_utils import load as untyped_load
 from tiny import PieceDetokenizer, save_byte_tokenizer
 
-from dflash_suite.core.emit import Emitter
+from dflash_suite.core.emit import Emitter, prime
 from dflash_suite.core.loading import LoadedTarget
 
 PIECES = {1: "a", 2: "b", 3: "ST", 4: "OP", 5: "c", 6: "\n", 7: "S", 8: "xSTOPy", 9: ""}
@@ -270,6 +270,44 @@ def test_an_answer_that_ends_in_half_a_character(bundled_target: LoadedTarget, e
     assert out.drain() == whole.text
     assert "\ufffd" in whole.text
     assert out.reason == ("length" if ending == "length" else "stop")
+
+
+PRIMED = [
+    ("def f():\n", "    return 1"),
+    ("one", " two"),
+    ("one ", "two"),
+    ("one ", " two"),
+    (" ", " two"),
+    ("日", " 本"),
+    ("a\n\n", "\n b"),
+]
+
+
+@pytest.mark.parametrize("name", ["bundled", "bytes"])
+@pytest.mark.parametrize(("before", "answer"), PRIMED)
+def test_an_answer_keeps_its_first_space(
+    bundled_target: LoadedTarget, byte_tokenizer: Any, name: str, before: str, answer: str
+) -> None:
+    """A detokenizer of mlx-lm drops it, as if the answer stood alone."""
+    tokenizer = bundled_target.tokenizer if name == "bundled" else byte_tokenizer
+    prompt_ids = tokenizer.encode("x" + before, add_special_tokens=False)
+    ids = tokenizer.encode(answer, add_special_tokens=False)
+    detokenizer = tokenizer.detokenizer
+    prime(detokenizer, prompt_ids)
+    out, _ = emitter(detokenizer=detokenizer)
+    out.take(ids)
+    assert out.drain() + out.flush() == tokenizer.decode(ids) == answer
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_prompt_that_ends_in_half_a_character(byte_tokenizer: Any, missing: int) -> None:
+    """Nothing of the prompt's text leaks into the answer."""
+    prompt_ids = byte_tokenizer.encode("a日", add_special_tokens=False)[:-missing]
+    detokenizer = byte_tokenizer.detokenizer
+    prime(detokenizer, prompt_ids)
+    out, _ = emitter(detokenizer=detokenizer)
+    out.take(byte_tokenizer.encode("bc", add_special_tokens=False))
+    assert out.drain() == "bc"
 
 
 def test_a_random_walk_streams_as_one_piece(bundled_target: LoadedTarget) -> None:
