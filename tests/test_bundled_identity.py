@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from identity import (
     DRAFTERS,
@@ -12,13 +14,17 @@ from identity import (
     Case,
     Tally,
     bundled_cases,
+    decode,
     difference,
     drafter_arm,
     main,
     plain_arm,
     stdlib_cases,
 )
+from tiny_drafter import Recorder
 
+from dflash_suite.core.drafter import TargetRows
+from dflash_suite.drafters.dflash import DFlashDrafter
 from dflash_suite.drafters.pair import Pair, encode_text
 
 NAMES = ("hand-4", "hand-chat-5", "held-chat-30", "held-chat-34")
@@ -59,6 +65,27 @@ def test_a_drafter_changes_no_token_and_accepts_what_the_reference_did(
     recorded = [length for case in cases for length in case.accept_lengths[name]]
     if block == 8:
         assert (tally.rounds, tally.emitted) == (len(recorded), sum(recorded))
+
+
+class BlindDrafter(Recorder):
+    """Sees zeros where the target's features were."""
+
+    def observe(self, rows: TargetRows) -> None:
+        assert rows.taps is not None
+        super().observe(replace(rows, taps=mx.zeros_like(rows.taps)))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_blind_drafter_accepts_less_and_changes_nothing(
+    bundled_pairs: Mapping[str, Pair], name: str
+) -> None:
+    """A30: that the target's features are really used shows in acceptance alone."""
+    pair, case = bundled_pairs[name], bundled_cases(names=["hand-chat-5"])[0]
+    assert isinstance(pair.drafter, DFlashDrafter)
+    blind = replace(pair, drafter=BlindDrafter(pair.drafter))
+    ids, stats = decode(blind, case, 8, MAX_TOKENS)
+    assert ids == list(case.plain_ids)
+    assert stats.rounds > 2 * len(case.accept_lengths[name])
 
 
 def test_the_files_prompts_are_what_the_tokenizer_makes_of_their_text(

@@ -6,9 +6,21 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from tiny_drafter import BLOCK, TAPS, largest, make_drafter, observe_taps, random_ends, tap_rows
+from tiny import PieceDetokenizer, as_ids, make_target, prompt
+from tiny_drafter import (
+    BLOCK,
+    TAPS,
+    Recorder,
+    largest,
+    make_drafter,
+    observe_taps,
+    random_ends,
+    tap_rows,
+)
 
+from dflash_suite.core.decode import Generation
 from dflash_suite.core.drafter import TargetRows
+from dflash_suite.core.options import GenerateOptions
 from dflash_suite.drafters.context import GROWTH_ROWS, ContextBuffer
 from dflash_suite.drafters.dflash import DFlashDrafter
 
@@ -138,6 +150,25 @@ def test_drafting_between_the_chunks_changes_nothing(tmp_path: Path) -> None:
             busy.draft(mx.array([step]), count)
     one, two = (drafter.block_hidden(mx.array([5]), 3) for drafter in (quiet, busy))
     assert mx.array_equal(one, two)
+
+
+@pytest.mark.parametrize("length", [5, 12, 40])
+def test_the_prompts_chunks_do_not_change_the_drafts(tmp_path: Path, length: int) -> None:
+    """R8, window 12: prompts below, at and above it, prefilled in steps of several sizes; the
+    drafter is shown the rows that can still matter, at their true positions, and no others."""
+    target = make_target("hybrid")
+    seen_by_step = {}
+    for step in (1, 7, 32, 2048):
+        drafter = Recorder(make_drafter(tmp_path / str(step), ends=target))
+        options = GenerateOptions(max_tokens=20, block_size=BLOCK, prefill_step_size=step)
+        run = Generation(
+            target, prompt(length), PieceDetokenizer(), drafter=drafter, options=options
+        )
+        assert len(list(run)) > 5
+        assert run.stats.drafter_resets == 0 and drafter.first_row == max(0, length - 11)
+        seen_by_step[step] = [as_ids(drafts) for drafts in drafter.drafts]
+    assert all(drafts == seen_by_step[2048] for drafts in seen_by_step.values())
+    assert len({token for drafts in seen_by_step[1] for token in drafts}) > 10
 
 
 def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from tiny import as_ids
+from tiny import PieceDetokenizer, as_ids, make_target, prompt, stock_greedy
 from tiny_drafter import (
     make_drafter,
     observe_taps,
@@ -22,7 +22,10 @@ from tiny_drafter import (
     tensor_shapes,
 )
 
+from dflash_suite.core.decode import Generation
 from dflash_suite.core.errors import ConfigError, TensorError
+from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.results import Chunk
 from dflash_suite.drafters.config import read_drafter_config
 from dflash_suite.drafters.dflash import DFlashDrafter
 from dflash_suite.drafters.kinds import DrafterKind
@@ -293,6 +296,21 @@ def test_nothing_is_read_from_the_file_after_the_load(tmp_path: Path, kind: Draf
     file.unlink()
     assert drafts(drafter) == expected
     assert drafts(drafter, seed=4) == drafts(load(tmp_path / "kept"), seed=4) != expected
+
+
+def test_a_generation_goes_on_without_the_file(tmp_path: Path) -> None:
+    """R23, in the middle of an answer."""
+    target, ids = make_target("dense"), prompt(10)
+    drafter = make_drafter(tmp_path, ends=target)
+    options = GenerateOptions(max_tokens=30, block_size=6)
+    run = Generation(target, ids, PieceDetokenizer(), drafter=drafter, options=options)
+    tokens: list[int] = []
+    for event in run:
+        if isinstance(event, Chunk):
+            (tmp_path / "model.safetensors").unlink(missing_ok=True)
+            tokens += event.token_ids
+    assert run.stats.rounds > 5
+    assert tokens == stock_greedy(target.backbone.model, ids, 30)
 
 
 @pytest.mark.parametrize(

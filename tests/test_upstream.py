@@ -15,11 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 from tiny import as_ids
+from tiny_drafter import Recorder
 
-from dflash_suite.core.drafter import TargetRows
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.results import Chunk
 from dflash_suite.drafters.bundled import ROOT
@@ -103,48 +102,6 @@ def upstream(
     assert done.returncode == 0, done.stderr
     answers = json.loads(response.read_text(encoding="utf-8"))
     return dict(zip(DRAFTERS, answers, strict=True))
-
-
-class Recorder:
-    """A drafter that passes everything on and keeps the drafts of each round."""
-
-    def __init__(self, drafter: DFlashDrafter) -> None:
-        self._drafter = drafter
-        self.drafts: list[mx.array] = []
-
-    @property
-    def name(self) -> str:
-        return self._drafter.name
-
-    @property
-    def trained_block_size(self) -> int:
-        return self._drafter.trained_block_size
-
-    @property
-    def tap_ids(self) -> tuple[int, ...]:
-        return self._drafter.tap_ids
-
-    @property
-    def context_rows(self) -> int | None:
-        return self._drafter.context_rows
-
-    @property
-    def position(self) -> int:
-        return self._drafter.position
-
-    def reset(self, position: int) -> None:
-        self._drafter.reset(position)
-
-    def observe(self, rows: TargetRows) -> None:
-        self._drafter.observe(rows)
-
-    def draft(self, anchor: mx.array, count: int) -> mx.array:
-        drafts = self._drafter.draft(anchor, count)
-        self.drafts.append(drafts)
-        return drafts
-
-    def state(self) -> list[mx.array]:
-        return self._drafter.state()
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

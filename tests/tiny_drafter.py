@@ -222,3 +222,50 @@ def observe_taps(drafter: DFlashDrafter, taps: mx.array, chunk: int | None = Non
 def largest(array: mx.array) -> float:
     """The largest magnitude of an array (reads from the device)."""
     return cast(float, mx.abs(array).max().item())
+
+
+class Recorder:
+    """A drafter that passes everything on and keeps the drafts of each round.
+
+    first_row: the position of the first row that it was shown.
+    """
+
+    def __init__(self, drafter: DFlashDrafter) -> None:
+        self._drafter = drafter
+        self.drafts: list[mx.array] = []
+        self.first_row: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self._drafter.name
+
+    @property
+    def trained_block_size(self) -> int:
+        return self._drafter.trained_block_size
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        return self._drafter.tap_ids
+
+    @property
+    def context_rows(self) -> int | None:
+        return self._drafter.context_rows
+
+    @property
+    def position(self) -> int:
+        return self._drafter.position
+
+    def reset(self, position: int) -> None:
+        self._drafter.reset(position)
+
+    def observe(self, rows: TargetRows) -> None:
+        self.first_row = rows.position if self.first_row is None else self.first_row
+        self._drafter.observe(rows)
+
+    def draft(self, anchor: mx.array, count: int) -> mx.array:
+        drafts = self._drafter.draft(anchor, count)
+        self.drafts.append(drafts)
+        return drafts
+
+    def state(self) -> list[mx.array]:
+        return self._drafter.state()
