@@ -7,11 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError, ModelNotFound
+from .errors import ConfigError, ModelNotFound, UnsupportedModel
+from .repairs import Repairs, canonical_type, find_repairs, require_supported
+
+
+def refuse_gguf(path: Path) -> None:
+    """UnsupportedModel where `path` is a GGUF file, or a directory with nothing else to read."""
+    is_file = path.suffix == ".gguf" and path.is_file()
+    alone = path.is_dir() and not (path / "config.json").exists()
+    found = path if is_file else next(iter(sorted(path.glob("*.gguf"))), None) if alone else None
+    if found is not None:
+        raise UnsupportedModel(
+            f"{found} is a GGUF file, which llama.cpp reads and this suite does not: give the "
+            "checkpoint that it was converted from (config.json and *.safetensors)"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -134,6 +147,7 @@ class TargetConfig:
     hidden_size: int
     eos_ids: frozenset[int]
     raw: Mapping[str, Any]
+    repairs: Repairs = field(default_factory=Repairs)
 
     @property
     def file(self) -> Path:
@@ -147,8 +161,13 @@ def read_target_config(directory: Path) -> TargetConfig:
     Fields may sit under `text_config` (Qwen3.5 and later) or at the top level; the eos ids are
     the union of all places (formats.md section 6). Raises ModelNotFound or ConfigError.
     """
+    refuse_gguf(directory)
     file = directory / "config.json"
     raw = read_json(file)
+    label, model_type = Fields(file, (("", raw),)).require("model_type")
+    if not isinstance(model_type, str):
+        raise Fields(file, ()).wrong_type(label, model_type, "a name")
+    require_supported(model_type, file, raw)
     text = raw.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise ConfigError(f"{file}: 'text_config' is {text!r}, expected an object")
@@ -158,15 +177,13 @@ def read_target_config(directory: Path) -> TargetConfig:
     eos_ids = frozenset().union(
         *(as_id_set(place.get("eos_token_id")) for place in (raw, text or {}, generation))
     )
-    label, model_type = Fields(file, (("", raw),)).require("model_type")
-    if not isinstance(model_type, str):
-        raise fields.wrong_type(label, model_type, "a name")
     return TargetConfig(
         path=directory,
-        model_type=model_type,
+        model_type=canonical_type(model_type),
         vocab_size=fields.integer("vocab_size"),
         num_hidden_layers=fields.integer("num_hidden_layers"),
         hidden_size=fields.integer("hidden_size"),
         eos_ids=eos_ids,
         raw=raw,
+        repairs=find_repairs(file, raw),
     )

@@ -18,8 +18,9 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm.generate import generate_step
 from mlx_lm.models import llama, qwen3, qwen3_5
 
-from dflash_suite.core.backbones import FAMILIES, Backbone
+from dflash_suite.core.backbones import Backbone
 from dflash_suite.core.config import TargetConfig
+from dflash_suite.core.families import FAMILIES
 from dflash_suite.core.gdn import GdnTape
 from dflash_suite.core.target import Target
 
