@@ -133,8 +133,8 @@ def require_kind(cache: Sequence[Any], expected: CacheKind, recurrent: Sequence[
     require_list_kind(cache, expected)
     if len(cache) != len(recurrent):
         raise UnsupportedCache(
-            f"the target has {len(recurrent)} layers with a cache of their own and this cache has "
-            f"{len(cache)}: make it with the target's own make_cache()"
+            f"the target has {len(recurrent)} layers and the cache has {len(cache)}: make it "
+            "with the target's own make_cache()"
         )
     for index, (layer, is_recurrent) in enumerate(zip(cache, recurrent, strict=True)):
         if isinstance(layer, ArraysCache) != is_recurrent:

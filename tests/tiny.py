@@ -175,11 +175,12 @@ class CountingBackbone(Backbone):
         return self.inner.logits(hidden)
 
     def run(
-        self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
+        self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
     ) -> tuple[mx.array, list[mx.array], list[GdnTape | None]]:
-        self.rows.append(int(hidden.shape[1]))
+        self.embedded.append(token_ids)
+        self.rows.append(int(token_ids.shape[1]))
         self.taps.append(tuple(tap_ids))
-        return self.inner.run(hidden, cache, tap_ids, record)
+        return self.inner.run(token_ids, cache, tap_ids, record)
 
 
 def prompt(length: int, seed: int = 1, vocab: int = VOCAB) -> list[int]:
