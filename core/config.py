@@ -75,6 +75,13 @@ class Fields:
             raise ConfigError(f"{self.path}: {names} is missing; it has no safe default")
         return found
 
+    def require_agreement(self, key: str) -> None:
+        """ConfigError where two places state `key` differently: one of them is wrong."""
+        stated = {label + key: m[key] for label, m in self.places if m.get(key) is not None}
+        if len(stated) > 1 and len({repr(value) for value in map(_plain, stated.values())}) > 1:
+            both = " and ".join(f"'{label}' is {value!r}" for label, value in stated.items())
+            raise ConfigError(f"{self.path}: {both}; they contradict each other")
+
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         """A whole number of at least `minimum`."""
         found = self.raw(key) if default is not None else self.require(key)
@@ -123,6 +130,12 @@ class Fields:
     def wrong_type(self, label: str, value: object, expected: str) -> ConfigError:
         """The error for a value of the wrong type."""
         return ConfigError(f"{self.path}: '{label}' is {value!r}, expected {expected}")
+
+
+def _plain(value: object) -> object:
+    """1e7 and 10000000 are the same number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else value  # type: ignore[arg-type]
 
 
 def as_id_set(value: object) -> frozenset[int]:
