@@ -19,7 +19,7 @@ from ..core.target import Target
 from . import bundled
 from .config import DrafterConfig, read_drafter_config
 from .guards import check_pair
-from .load import load_drafter
+from .load import check_files, load_drafter
 from .routes import Route, choose_route
 
 Progress = Callable[[str], None]
@@ -117,7 +117,7 @@ def drafter_dtype(target: Target) -> mx.Dtype:
 def _checked_config(target: TargetConfig, reference: str) -> DrafterConfig:
     config = read_drafter_config(locate(reference))
     check_pair(target, config)
-    return config
+    return check_files(config)[0]
 
 
 def _tolerate(requested: Speculation, load: Callable[[], T]) -> tuple[T | None, str | None]:
