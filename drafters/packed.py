@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
 
 from .quantization import Packing
 
@@ -37,15 +36,14 @@ def pack_modules(
     A linear layer's weight stands in `arrays` under `PATH.weight`; a bare table's stands under
     PATH and is renamed so. The parameters themselves are set by load_weights.
     """
-    linears = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    layers = []
+    modules = dict(model.named_modules())
     for path, packing in packings.items():
-        kind = PackedLinear if path in linears else PackedEmbedding
+        kind = PackedLinear if isinstance(modules.get(path), nn.Linear) else PackedEmbedding
         if path in arrays:
             arrays[f"{path}.weight"] = arrays.pop(path)
-        module = kind(packing.bits, packing.group_size, packing.mode)
+        packed = kind(packing.bits, packing.group_size, packing.mode)
         for part in PARTS:
             if f"{path}.{part}" in arrays:
-                module[part] = arrays[f"{path}.{part}"]
-        layers.append((path, module))
-    model.update_modules(tree_unflatten(layers))
+                packed[part] = arrays[f"{path}.{part}"]
+        owner, _, name = path.rpartition(".")
+        modules[owner][name] = packed
