@@ -1,4 +1,4 @@
-"""A target from a directory or hub id, through mlx-lm's own loader."""
+"""A target's weights and tokenizer, through mlx-lm's own loader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlx_lm.models import qwen3_next
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model, load_tokenizer
 
-from .config import TargetConfig, read_target_config, refuse_gguf
+from .config import TargetConfig, read_target_config
 from .device import on_cpu
 from .errors import (
     CheckpointError,
@@ -23,16 +23,13 @@ from .errors import (
     UnsupportedModel,
 )
 from .families import require_family
+from .hub import resolve_directory as resolve_directory
 from .probe import probe_forward
 from .safetensors import read_headers, shorten, weight_files
 from .target import Target
 
 TARGET_PATTERN = "model*.safetensors"
 """The files that mlx-lm's loader reads."""
-DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
-NOT_DOWNLOADED = ("original/*", "metal/*", "onnx/*")
-"""Second copies of the weights in other formats."""
-
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
@@ -57,40 +54,6 @@ def resolve_dtype(name: str) -> mx.Dtype | None:
         return mx.float32 if on_cpu() else None
     dtype: mx.Dtype = getattr(mx, name)
     return dtype
-
-
-def resolve_directory(reference: str) -> Path:
-    """A local directory, or the snapshot of a hub id (downloaded, or from the local hub cache)."""
-    path = Path(reference).expanduser()
-    if path.is_dir():
-        return path
-    refuse_gguf(path)
-    if path.exists():
-        raise ModelNotFound(f"{path} is a file; give the directory that holds config.json")
-    if reference.count("/") != 1 or reference.startswith((".", "~", "/")):
-        raise ModelNotFound(
-            f"{reference} is neither a directory here nor a hub id of the form owner/name"
-        )
-    return _download(reference)
-
-
-def _download(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(
-            snapshot_download(
-                repository,
-                allow_patterns=list(DOWNLOADED),
-                ignore_patterns=list(NOT_DOWNLOADED),
-            )
-        )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
-        raise ModelNotFound(
-            f"hub id {repository} could not be fetched ({type(exc).__name__}: {exc}); check the "
-            "name and the network, or give a directory"
-        ) from exc
 
 
 def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:

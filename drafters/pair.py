@@ -13,7 +13,8 @@ from ..core.config import TargetConfig, read_target_config
 from ..core.decode import Generation
 from ..core.drafter import Drafter
 from ..core.errors import DflashError
-from ..core.loading import load_target, resolve_directory
+from ..core.hub import resolve_directory
+from ..core.loading import load_target
 from ..core.options import GenerateOptions, Speculation, parse_speculation
 from ..core.target import Target
 from . import bundled
