@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map, tree_map_with_path
-from tiny import COMMON, HYBRID, VOCAB, save_byte_tokenizer, save_weights
+from tiny import COMMON, HYBRID, VOCAB, save_byte_tokenizer, save_weights, with_eos
 
 from dflash_suite.core.config import read_target_config
 from dflash_suite.core.loading import LoadedTarget, load_target
@@ -190,5 +190,6 @@ def save_family(
 
 
 def load_family(directory: Path, dtype: str = "auto") -> LoadedTarget:
-    """The target of a directory, probed against mlx-lm's own forward."""
-    return load_target(read_target_config(directory), dtype)
+    """The target of a directory, probed against mlx-lm's own forward; nothing ends its answers."""
+    loaded = load_target(read_target_config(directory), dtype)
+    return LoadedTarget(with_eos(loaded.target, ()), loaded.tokenizer)

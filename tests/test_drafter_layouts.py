@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from families import save_family
-from tiny import HIDDEN, PieceDetokenizer, as_ids, assert_varied, prompt, stock_greedy
+from tiny import HIDDEN, PieceDetokenizer, as_ids, assert_varied, prompt, stock_greedy, with_eos
 from tiny_drafter import (
     BLOCK,
     make_drafter,
@@ -214,7 +214,8 @@ def test_pairs_of_directories_decode_the_targets_own_ids(tmp_path: Path, name: s
     assert pair.route.route == kind and pair.drafter is not None
     ids = prompt(20)
     options = GenerateOptions(max_tokens=40, block_size=BLOCK)
-    run = Generation(pair.target, ids, PieceDetokenizer(), drafter=pair.drafter, options=options)
+    target = with_eos(pair.target, ())
+    run = Generation(target, ids, PieceDetokenizer(), drafter=pair.drafter, options=options)
     list(run)
     stock = stock_greedy(pair.target.backbone.model, ids, 60)
     assert_varied(stock)

@@ -13,7 +13,6 @@ from mlx_lm.utils import load_model
 from scripted import ScriptedDrafter, mixed
 from tiny import VOCAB, PieceDetokenizer, assert_varied, prompt, stock_greedy
 
-from dflash_suite.core.backbones import PlainBackbone
 from dflash_suite.core.config import read_target_config
 from dflash_suite.core.decode import Generation
 from dflash_suite.core.errors import (
@@ -21,14 +20,11 @@ from dflash_suite.core.errors import (
     ConfigError,
     DflashError,
     ModelNotFound,
-    ProbeFailed,
     TensorError,
     UnsupportedModel,
 )
 from dflash_suite.core.loading import LoadedTarget
 from dflash_suite.core.options import GenerateOptions
-from dflash_suite.core.probe import probe_forward
-from dflash_suite.core.target import Target
 
 MXFP4 = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
 NVFP4 = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
@@ -327,30 +323,3 @@ def test_gguf_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
     message = refused(tmp_path, UnsupportedModel)
     assert "model-q4.gguf is a GGUF file" in message and "llama.cpp" in message
-
-
-# A8: a layer of another mlx-lm that takes or returns something else.
-
-
-class TupleLayer:
-    """A decoder layer that began to return (hidden, extra)."""
-
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
-
-    def __call__(self, *arguments: Any) -> tuple[Any, None]:
-        return self.layer(*arguments), None
-
-
-def test_a_changed_layer_is_a_probe_error_with_the_tested_version(tmp_path: Path) -> None:
-    class Changed(PlainBackbone):
-        @property
-        def layers(self) -> Any:
-            return [TupleLayer(layer) for layer in super().layers]
-
-    save_family(tmp_path, "qwen3")
-    opened = load_family(tmp_path)
-    target = Target(Changed(opened.target.backbone.model), opened.target.config)
-    with pytest.raises(ProbeFailed, match=r"(?s)cannot run on the modules of .*mlx-lm 0\.32\.2") as caught:
-        probe_forward(target)
-    assert str(tmp_path) in str(caught.value)
