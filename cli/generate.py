@@ -17,6 +17,7 @@ from .params import (
     DtypeOption,
     ModelOption,
     PromptFileOption,
+    ReasoningOption,
     SpeculationOption,
 )
 from .progress import Progress
@@ -64,6 +65,7 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    reasoning: ReasoningOption = None,
     prompt_file: PromptFileOption = None,
     dtype: DtypeOption = "auto",
     prefill_step_size: Annotated[
@@ -103,9 +105,11 @@ def generate(
         from ..drafters.pair import load_pair
 
         pair = load_pair(model, drafter, requested, dtype, progress=progress.say)
+    for note in () if quiet else pair.target.config.repairs.notes:
+        print_note(note)
     # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    ids = encode_prompt(pair.tokenizer, source.text, chat=chat, system=system)
+    ids = encode_prompt(pair.tokenizer, source.text, chat=chat, system=system, reasoning=reasoning)
     generation = pair.generate(ids, options)
     text, cancelled = _run(generation, progress, echo=not as_json)
     if as_json:

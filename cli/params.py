@@ -58,6 +58,16 @@ BlockSizeOption = Annotated[
         show_default=False,
     ),
 ]
+ReasoningOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reasoning",
+        metavar="on|off|low|medium|high|xhigh",
+        help="How much to reason before the answer, through the variable that the model's chat "
+        "template has for it; an error where it has none. Omitted: the template's default.",
+        show_default=False,
+    ),
+]
 PromptFileOption = Annotated[
     Path | None,
     typer.Option(

@@ -47,11 +47,19 @@ def read_prompt(argument: str | None, file: Path | None, *, patient: bool) -> Pr
     return PromptSource(text)
 
 
-def encode_prompt(tokenizer: Any, text: str, *, chat: bool | None, system: str | None) -> list[int]:
+def encode_prompt(
+    tokenizer: Any,
+    text: str,
+    *,
+    chat: bool | None,
+    system: str | None,
+    reasoning: str | None = None,
+) -> list[int]:
     """Ids of a chat turn through the tokenizer's template, or of raw text as it stands.
 
     chat None means chat where the tokenizer has a template, else raw.
     """
+    from ..core.chat import render_chat
     from ..drafters.pair import encode_text
 
     has_template = bool(tokenizer.has_chat_template)
@@ -60,6 +68,8 @@ def encode_prompt(tokenizer: Any, text: str, *, chat: bool | None, system: str |
     if not chat:
         if system is not None:
             raise OptionError("--system needs a chat template; it cannot be used with raw text")
+        if reasoning is not None:
+            raise OptionError("--reasoning needs a chat template; it cannot be used with raw text")
         return encode_text(tokenizer, text)
     if not has_template:
         raise PromptError(
@@ -67,8 +77,7 @@ def encode_prompt(tokenizer: Any, text: str, *, chat: bool | None, system: str |
         )
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": text})
-    ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-    return ids
+    return render_chat(tokenizer, messages, reasoning)
 
 
 def _read_file(file: Path) -> bytes:

@@ -1,7 +1,8 @@
-"""A target's forward over mlx-lm's submodules, one small class per family.
+"""A target's forward over mlx-lm's submodules, one small class per kind of decoder.
 
 Each runs the decoder layers itself, so that taps and tape can be read without touching the loaded
-model. No lm_head here unless asked for: prompt rows never pay for it.
+model. No lm_head here unless asked for: prompt rows never pay for it. Which model_type uses which
+class stands in `families.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-from .caches import CacheKind, GdnCache
+from .caches import CacheKind, GdnCache, SlidingCache, own_caches
 from .errors import UnsupportedModel
 from .gdn import GdnTape, gdn_forward
 
@@ -36,22 +37,20 @@ class Backbone(ABC):
         return layers
 
     def make_cache(self) -> list[Any]:
-        """A fresh cache, one entry per layer."""
-        cache: list[Any] = make_prompt_cache(self.model)
-        return cache
+        """A fresh cache, one entry per layer; layers that share keys and values have none."""
+        return own_caches(make_prompt_cache(self.model))
 
     def require_rollback(self, where: object) -> None:
-        """Raise UnsupportedModel where a layer's cache forgets rows: a sliding window that has
-        wrapped cannot give back what a rejected draft pushed out."""
+        """Raise UnsupportedModel where a layer's cache is of a class that no rollback knows."""
         for index, entry in enumerate(self.make_cache()):
-            if not isinstance(entry, GdnCache | KVCache):
+            if not isinstance(entry, GdnCache | KVCache | SlidingCache):
                 raise UnsupportedModel(
                     f"{where}: layer {index} uses a {type(entry).__name__}, which cannot be rolled "
-                    "back; a target may have full attention and Gated DeltaNet layers only"
+                    "back; a target may have full, sliding and Gated DeltaNet layers only"
                 )
 
     def gdn_layers(self) -> list[Any | None]:
-        """The GDN module of each layer, None for attention layers."""
+        """The GDN module behind each entry of the cache, None for attention layers."""
         return [None] * len(self.layers)
 
     def embed(self, token_ids: mx.array) -> mx.array:
@@ -59,39 +58,56 @@ class Backbone(ABC):
         embedded: mx.array = self.body.embed_tokens(token_ids)
         return embedded
 
-    def logits(self, hidden: mx.array) -> mx.array:
-        """(1, T, hidden) after the final norm -> (1, T, vocab)."""
-        tied = getattr(self.text.args, "tie_word_embeddings", False)
+    def head(self, hidden: mx.array) -> mx.array:
+        """(1, T, hidden) after the final norm -> (1, T, vocab), by the bare projection."""
+        tied = getattr(self.text.args, "tie_word_embeddings", False) or not hasattr(
+            self.text, "lm_head"
+        )
         head = self.body.embed_tokens.as_linear if tied else self.text.lm_head
         logits: mx.array = head(hidden)
         return logits
 
+    def logits(self, hidden: mx.array) -> mx.array:
+        """As `head`, then what the model itself does to logits (a soft cap)."""
+        return self.head(hidden)
+
     @abstractmethod
     def run(
-        self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
+        self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
     ) -> tuple[mx.array, list[mx.array], list[GdnTape | None]]:
-        """Embedded rows through every layer: (hidden after the final norm, taps, tapes)."""
+        """(1, T) ids through every layer: (hidden after the final norm, taps, tapes)."""
 
 
 class PlainBackbone(Backbone):
-    """Transformers with one KV cache per layer and one causal mask for all of them."""
+    """Transformers with one KV cache per layer: all of full attention, or some that slide."""
 
     cache_kind: CacheKind = "KV"
 
+    def masks(self, hidden: mx.array, cache: Sequence[Any]) -> list[Any]:
+        """The causal mask of each layer; the layers of one type share theirs, as in mlx-lm."""
+        sliding = [isinstance(entry, RotatingKVCache) for entry in cache]
+        made: dict[bool, Any] = {}
+        for slides, entry in zip(sliding, cache, strict=True):
+            if slides not in made:
+                window = entry.max_size if slides else None
+                made[slides] = create_attention_mask(hidden, entry, window_size=window)
+        return [made[slides] for slides in sliding]
+
     def run(
-        self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
+        self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
     ) -> tuple[mx.array, list[mx.array], list[GdnTape | None]]:
-        mask = create_attention_mask(hidden, cache[0])
+        hidden = self.embed(token_ids)
+        masks = self.masks(hidden, cache)
         taps: dict[int, mx.array] = {}
-        for index, (layer, entry) in enumerate(zip(self.layers, cache, strict=True)):
-            hidden = layer(hidden, mask, entry)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden, masks[index], cache[index])
             if index in tap_ids:
                 taps[index] = hidden
         return self.body.norm(hidden), [taps[index] for index in tap_ids], [None] * len(cache)
 
 
 class HybridBackbone(Backbone):
-    """Qwen3.5: Gated DeltaNet layers, with a full-attention layer every fourth."""
+    """Qwen3-Next and Qwen3.5: Gated DeltaNet layers, with a full-attention layer every fourth."""
 
     cache_kind: CacheKind = "Hybrid"
 
@@ -107,8 +123,9 @@ class HybridBackbone(Backbone):
         return [layer.linear_attn if layer.is_linear else None for layer in self.layers]
 
     def run(
-        self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
+        self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
     ) -> tuple[mx.array, list[mx.array], list[GdnTape | None]]:
+        hidden = self.embed(token_ids)
         mask = create_attention_mask(hidden, cache[self.body.fa_idx])
         taps: dict[int, mx.array] = {}
         tapes: list[GdnTape | None] = []
@@ -125,21 +142,3 @@ class HybridBackbone(Backbone):
             if index in tap_ids:
                 taps[index] = hidden
         return self.body.norm(hidden), [taps[index] for index in tap_ids], tapes
-
-
-FAMILIES: dict[str, type[Backbone]] = {
-    "llama": PlainBackbone,
-    "qwen3": PlainBackbone,
-    "qwen3_5": HybridBackbone,
-}
-
-
-def require_family(model_type: str, where: object) -> type[Backbone]:
-    """The backbone class of a model_type, or UnsupportedModel that lists the supported ones."""
-    family = FAMILIES.get(model_type)
-    if family is None:
-        raise UnsupportedModel(
-            f"{where}: model_type '{model_type}' is not supported as a target; supported: "
-            f"{', '.join(sorted(FAMILIES))}"
-        )
-    return family

@@ -1,7 +1,7 @@
-"""The target's caches: what kind a list of them is, where it stands, and a GDN cache that knows.
+"""The target's caches: what kind a list of them is, where it stands, and two classes of our own.
 
 A hybrid target has a recurrent cache per Gated DeltaNet layer and a KV cache per attention layer;
-a plain transformer has KV caches only.
+a plain transformer has KV caches only, of which some may slide.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, KVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from .errors import CacheError, UnsupportedCache
 
@@ -61,6 +61,56 @@ class GdnCache(ArraysCache):
     @state.setter
     def state(self, value: Any) -> None:
         self.cache, self.left_padding, self.lengths, self.offset = value
+
+
+class SlidingCache(RotatingKVCache):
+    """mlx-lm's sliding-window cache, whose last block can be dropped after the ring has wrapped.
+
+    A block of T rows leaves the window's max_size - 1 rows before it and itself, in temporal
+    order, so that any kept row still finds its whole window: a rollback only cuts the end off,
+    nothing was overwritten and no copy is kept. A single row is written into the ring, in place
+    of the oldest one, and cannot be taken back.
+    """
+
+    def can_drop(self, count: int) -> bool:
+        """True where the rows that remain fill the window, or are all that ever were."""
+        held = min(self.offset, 0 if self.keys is None else self.keys.shape[2])
+        after = self.offset - count
+        return 0 <= count <= held and held - count >= min(after, self.max_size)
+
+    def is_trimmable(self) -> bool:
+        """Whether the last row can be dropped."""
+        return self.can_drop(1)
+
+    def trim(self, n: int) -> int:
+        """Forget the last n rows; 0, and nothing changed, where the window could not be kept."""
+        if n == 0 or not self.can_drop(n):
+            return 0
+        in_order: Any = self._temporal_order
+        self.keys = in_order(self.keys)[..., :-n, :]
+        self.values = in_order(self.values)[..., :-n, :]
+        self.offset -= n
+        self._idx = self.keys.shape[2]
+        return n
+
+
+def own_caches(stock: Sequence[Any]) -> list[Any]:
+    """mlx-lm's fresh caches, the sliding ones as SlidingCache."""
+    make_sliding: Any = SlidingCache
+    return [
+        make_sliding(layer.max_size, layer.keep) if type(layer) is RotatingKVCache else layer
+        for layer in stock
+    ]
+
+
+def can_drop(layer: Any, count: int) -> bool:
+    """Whether a KV layer's cache can forget its last `count` rows and stay right."""
+    offset = offset_of(layer)
+    if offset is None or offset < count:
+        return False
+    if isinstance(layer, SlidingCache):
+        return layer.can_drop(count)
+    return bool(layer.is_trimmable())
 
 
 def cache_kind(cache: Sequence[Any]) -> CacheKind:
@@ -137,9 +187,12 @@ __all__ = [
     "CacheKind",
     "GdnCache",
     "KVCache",
+    "SlidingCache",
     "cache_arrays",
     "cache_kind",
+    "can_drop",
     "offset_of",
+    "own_caches",
     "require_kind",
     "require_list_kind",
     "validate_absolute_boundary",

@@ -7,11 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError, ModelNotFound
+from .errors import ConfigError, ModelNotFound, UnsupportedModel
+from .repairs import Repairs, canonical_type, find_repairs, require_supported
+
+
+def refuse_gguf(path: Path) -> None:
+    """UnsupportedModel where `path` is a GGUF file, or a directory with nothing else to read."""
+    is_file = path.suffix == ".gguf" and path.is_file()
+    alone = path.is_dir() and not (path / "config.json").exists()
+    found = path if is_file else next(iter(sorted(path.glob("*.gguf"))), None) if alone else None
+    if found is not None:
+        raise UnsupportedModel(
+            f"{found} is a GGUF file, which llama.cpp reads and this suite does not: give the "
+            "checkpoint that it was converted from (config.json and *.safetensors)"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -61,6 +74,13 @@ class Fields:
             names = " or ".join(f"'{label}{key}'" for label, _ in self.places)
             raise ConfigError(f"{self.path}: {names} is missing; it has no safe default")
         return found
+
+    def require_agreement(self, key: str) -> None:
+        """ConfigError where two places state `key` differently: one of them is wrong."""
+        stated = {label + key: m[key] for label, m in self.places if m.get(key) is not None}
+        if len(stated) > 1 and len({repr(value) for value in map(_plain, stated.values())}) > 1:
+            both = " and ".join(f"'{label}' is {value!r}" for label, value in stated.items())
+            raise ConfigError(f"{self.path}: {both}; they contradict each other")
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         """A whole number of at least `minimum`."""
@@ -112,6 +132,12 @@ class Fields:
         return ConfigError(f"{self.path}: '{label}' is {value!r}, expected {expected}")
 
 
+def _plain(value: object) -> object:
+    """1e7 and 10000000 are the same number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else value  # type: ignore[arg-type]
+
+
 def as_id_set(value: object) -> frozenset[int]:
     """Token ids of an eos field: one id, a list of ids, or nothing usable."""
     if isinstance(value, bool):
@@ -134,6 +160,7 @@ class TargetConfig:
     hidden_size: int
     eos_ids: frozenset[int]
     raw: Mapping[str, Any]
+    repairs: Repairs = field(default_factory=Repairs)
 
     @property
     def file(self) -> Path:
@@ -147,8 +174,13 @@ def read_target_config(directory: Path) -> TargetConfig:
     Fields may sit under `text_config` (Qwen3.5 and later) or at the top level; the eos ids are
     the union of all places (formats.md section 6). Raises ModelNotFound or ConfigError.
     """
+    refuse_gguf(directory)
     file = directory / "config.json"
     raw = read_json(file)
+    label, model_type = Fields(file, (("", raw),)).require("model_type")
+    if not isinstance(model_type, str):
+        raise Fields(file, ()).wrong_type(label, model_type, "a name")
+    require_supported(model_type, file, raw)
     text = raw.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise ConfigError(f"{file}: 'text_config' is {text!r}, expected an object")
@@ -158,15 +190,13 @@ def read_target_config(directory: Path) -> TargetConfig:
     eos_ids = frozenset().union(
         *(as_id_set(place.get("eos_token_id")) for place in (raw, text or {}, generation))
     )
-    label, model_type = Fields(file, (("", raw),)).require("model_type")
-    if not isinstance(model_type, str):
-        raise fields.wrong_type(label, model_type, "a name")
     return TargetConfig(
         path=directory,
-        model_type=model_type,
+        model_type=canonical_type(model_type),
         vocab_size=fields.integer("vocab_size"),
         num_hidden_layers=fields.integer("num_hidden_layers"),
         hidden_size=fields.integer("hidden_size"),
         eos_ids=eos_ids,
         raw=raw,
+        repairs=find_repairs(file, raw),
     )

@@ -1,23 +1,35 @@
-"""A target from a directory or hub id, through mlx-lm's own loader."""
+"""A target's weights and tokenizer, through mlx-lm's own loader."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
+from mlx_lm.models import qwen3_next
+from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model, load_tokenizer
 
-from .backbones import require_family
 from .config import TargetConfig, read_target_config
 from .device import on_cpu
-from .errors import CheckpointError, ModelNotFound, OptionError
+from .errors import (
+    CheckpointError,
+    DflashError,
+    ModelNotFound,
+    OptionError,
+    UnsupportedModel,
+)
+from .families import require_family
+from .hub import resolve_directory as resolve_directory
 from .probe import probe_forward
-from .safetensors import read_headers, weight_files
+from .safetensors import read_headers, shorten, weight_files
 from .target import Target
 
+TARGET_PATTERN = "model*.safetensors"
+"""The files that mlx-lm's loader reads."""
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
@@ -44,34 +56,6 @@ def resolve_dtype(name: str) -> mx.Dtype | None:
     return dtype
 
 
-def resolve_directory(reference: str) -> Path:
-    """A local directory, or the snapshot of a hub id (downloaded, or from the local hub cache)."""
-    path = Path(reference).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ModelNotFound(f"{path} is a file; give the directory that holds config.json")
-    if reference.count("/") != 1 or reference.startswith((".", "~", "/")):
-        raise ModelNotFound(
-            f"{reference} is neither a directory here nor a hub id of the form owner/name"
-        )
-    return _download(reference)
-
-
-def _download(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
-    try:
-        return Path(snapshot_download(repository, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
-        raise ModelNotFound(
-            f"hub id {repository} could not be fetched ({type(exc).__name__}: {exc}); check the "
-            "name and the network, or give a directory"
-        ) from exc
-
-
 def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
     """Load weights and tokenizer, cast to the compute dtype, and probe the forward.
 
@@ -81,17 +65,21 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
     dtype = resolve_dtype(dtype_name)
     family = require_family(config.model_type, config.file)
     require_tokenizer(config.path)
-    read_headers(weight_files(config.path))
+    read_headers(weight_files(config.path, TARGET_PATTERN))
     try:
-        model, _ = load_model(config.path, lazy=True)
+        model = _load_lazily(config)
         if dtype is not None:
             _cast(model, dtype)
+        check_experts(model, config)
         mx.eval(model.parameters())
         open_tokenizer: Any = load_tokenizer
         tokenizer = open_tokenizer(config.path, eos_token_ids=sorted(config.eos_ids))
+    except DflashError:
+        raise
     except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
         raise CheckpointError(
-            f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: {exc}"
+            f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: "
+            f"{shorten(str(exc))}"
         ) from exc
     backbone = family(model)
     backbone.require_rollback(config.file)
@@ -109,6 +97,45 @@ def require_tokenizer(directory: Path) -> None:
             f"{directory} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there; fetch "
             "it beside config.json"
         )
+
+
+def _load_lazily(config: TargetConfig) -> Any:
+    """mlx-lm's model, with the repairs of its config.json; no weight is read yet."""
+    arguments: dict[str, Any] = {"model_config": copy.deepcopy(config.repairs.overrides)}
+    if config.model_type == "qwen3_next":
+        arguments["get_model_classes"] = _qwen3_next_classes
+    model, _ = load_model(config.path, lazy=True, **arguments)
+    return model
+
+
+class Qwen3NextWithoutMtp(qwen3_next.Model):
+    """mlx-lm drops `mtp.*` from the original numbered-expert files only; in a converted pack
+    those tensors would fail its strict load (formats.md 4.3)."""
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """As mlx-lm's, without the MTP head."""
+        kept = {name: array for name, array in weights.items() if "mtp." not in name}
+        base: Any = super()
+        sanitized: dict[str, mx.array] = base.sanitize(kept)
+        return sanitized
+
+
+def _qwen3_next_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+    return Qwen3NextWithoutMtp, qwen3_next.ModelArgs
+
+
+def check_experts(model: Any, config: TargetConfig) -> None:
+    """Refuse unquantized experts that MLX cannot multiply: its gather_mm on the CPU is float32."""
+    if not on_cpu():
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, SwitchLinear) and module.weight.dtype != mx.float32:
+            dtype = str(module.weight.dtype).removeprefix("mlx.core.")
+            raise UnsupportedModel(
+                f"{config.path} is a mixture of experts in {dtype} ({name}), and MLX multiplies "
+                "unquantized experts on the CPU in float32 only (gather_mm): use --dtype float32, "
+                "or a quantized copy"
+            )
 
 
 def open_target(reference: str, dtype_name: str = "auto") -> LoadedTarget:

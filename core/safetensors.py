@@ -44,15 +44,47 @@ class Header:
     file_bytes: int
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """Every *.safetensors file of a checkpoint directory, sorted, whatever its name."""
-    files = sorted(path for path in directory.glob("*.safetensors") if path.is_file())
-    if not files:
-        raise ModelNotFound(
-            f"{directory} has no weights: no *.safetensors file is there; download them beside "
-            "config.json"
+def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
+    """The safetensors files of a checkpoint directory, sorted, whatever their names.
+
+    pattern: what the reader of the data will open. Where there is an index, every shard that it
+    lists must be there, and without a pattern of its own the reader opens just those.
+    """
+    found = sorted(path for path in directory.glob(pattern) if path.is_file())
+    shards = _indexed(directory)
+    if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
+        raise TensorError(
+            f"{directory}: {len(missing)} weight files of the index are missing: "
+            f"{listing(missing)}; the download is incomplete, fetch them"
         )
-    return files
+    if shards and pattern == "*.safetensors":
+        return [directory / shard for shard in sorted(shards)]
+    if found:
+        return found
+    if others := sorted(path.name for path in directory.glob("*.safetensors")):
+        raise ModelNotFound(
+            f"{directory} has no weights that mlx-lm reads: it opens {pattern}, and there are only "
+            f"{listing(others)}; rename them or fetch the converted checkpoint"
+        )
+    raise ModelNotFound(
+        f"{directory} has no weights: no *.safetensors file is there; download them beside "
+        "config.json"
+    )
+
+
+def _indexed(directory: Path) -> set[str]:
+    """The file names of every *.safetensors.index.json; TensorError where one cannot be used."""
+    shards: set[str] = set()
+    for index in sorted(directory.glob("*.safetensors.index.json")):
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            shards |= {str(name) for name in names}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise TensorError(
+                f"{index} is no index ({type(exc).__name__}: {exc}), expected an object with "
+                "'weight_map'; fetch it again, or remove it where one file holds all weights"
+            ) from exc
+    return shards
 
 
 def read_header(file: Path) -> Header:
@@ -147,3 +179,9 @@ def listing(lines: list[str], limit: int = 10) -> str:
     """At most `limit` entries, then how many more there are."""
     rest = len(lines) - limit
     return ", ".join(lines[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def shorten(message: str, limit: int = 10) -> str:
+    """A library's message with at most `limit` of the names that it lists one a line."""
+    head, *names = [line.strip().rstrip(",.") for line in message.splitlines() if line.strip()]
+    return head if not names else f"{head} {listing(names, limit)}"

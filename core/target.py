@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from .backbones import Backbone
-from .caches import offset_of, require_kind, require_list_kind
+from .caches import can_drop, offset_of, require_kind, require_list_kind
 from .config import TargetConfig
 from .errors import CacheError, ExternalMask, RollbackError, UnsupportedCache
 from .tape import Tape, check_counts, replay_tape
@@ -47,8 +47,12 @@ class Target:
 
     @property
     def compute_dtype(self) -> mx.Dtype:
-        """The dtype of the residual stream."""
-        return self.embed_token_ids(mx.array([[0]])).dtype
+        """The dtype of the residual stream after the final norm.
+
+        A mxfp4 or nvfp4 embedding gives bfloat16 rows whatever the norms are in.
+        """
+        embedded = self.embed_token_ids(mx.array([[0]]))
+        return mx.result_type(embedded, self.backbone.body.norm.weight)
 
     def make_cache(self) -> list[Any]:
         """A fresh cache, one entry per layer."""
@@ -59,8 +63,13 @@ class Target:
         return self.backbone.embed(token_ids)
 
     def logits_from_hidden(self, hidden: mx.array) -> mx.array:
-        """(1, T, hidden) after the final norm -> (1, T, vocab), by the target's own head."""
+        """(1, T, hidden) after the final norm -> (1, T, vocab), as the target itself has them."""
         return self.backbone.logits(hidden)
+
+    def head_logits(self, hidden: mx.array) -> mx.array:
+        """(1, T, hidden) -> (1, T, vocab) by the target's head alone, with no soft cap of its own:
+        what a drafter scales and caps by its own config.json (R16)."""
+        return self.backbone.head(hidden)
 
     def forward_with_taps(
         self,
@@ -127,7 +136,7 @@ class Target:
         require_kind(cache, "KV", self._recurrent)
         for index, layer in enumerate(cache):
             offset = offset_of(layer)
-            if not layer.is_trimmable() or offset is None or offset < keep + drop:
+            if offset is None or offset < keep + drop or not can_drop(layer, drop):
                 raise RollbackError(
                     f"layer {index} ({type(layer).__name__}, {offset} tokens) cannot drop {drop}"
                 )
@@ -138,8 +147,7 @@ class Target:
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
     ) -> TargetPass:
         offset_init = max((offset_of(layer) or 0) for layer in cache)
-        embedded = self.backbone.embed(token_ids)
-        hidden, taps, tapes = self.backbone.run(embedded, cache, tap_ids, record)
+        hidden, taps, tapes = self.backbone.run(token_ids, cache, tap_ids, record)
         tape = Tape(token_ids.shape[1], offset_init, tuple(tapes)) if record else None
         joined = mx.concatenate(taps, axis=-1) if taps else None
         return TargetPass(hidden, joined, tape)
@@ -166,7 +174,7 @@ class Target:
         require_kind(cache, self.backbone.cache_kind, self._recurrent)
         if token_ids.ndim != 2 or token_ids.shape[0] != 1 or token_ids.shape[1] == 0:
             raise CacheError(f"{name} takes ids of shape (1, T), got {token_ids.shape}")
-        layers = len(self._gdn_layers)
+        layers = len(self.backbone.layers)
         outside = [tap for tap in tap_ids if not 0 <= tap < layers]
         if outside:
             raise CacheError(

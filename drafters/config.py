@@ -6,14 +6,16 @@ decides the maths has no default here: a missing key is an error that names it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ..core.config import Fields, read_json
-from ..core.errors import ConfigError
+from ..core.config import Fields, read_json, refuse_gguf
+from ..core.errors import ConfigError, UnsupportedModel
 from .kinds import DrafterKind, classify
+from .quantization import Quantization, read_quantization
 
 LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -58,6 +60,8 @@ class DrafterConfig:
     output_multiplier: float
     final_logit_softcapping: float | None
     selector: SelectorConfig | None
+    states_attention_bias: bool = True
+    quantization: Quantization = field(default_factory=Quantization)
 
     @property
     def file(self) -> Path:
@@ -88,6 +92,7 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
     Raises ModelNotFound, ConfigError, or UnsupportedModel for containers that are recognised and
     not run (formats.md section 3).
     """
+    refuse_gguf(directory)
     file = directory / "config.json"
     raw = read_json(file)
     kind = classify(raw, file)
@@ -95,10 +100,11 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
     if not isinstance(nested, dict):
         raise ConfigError(f"{file}: 'dflash_config' is {nested!r}, expected an object")
     fields = Fields(file, (("dflash_config.", nested), ("", raw)))
+    _require_trained_values(fields, raw)
     theta, scaling = _rope(file, raw)
     layers = fields.integer("num_hidden_layers")
     layer_types = _layer_types(fields, layers)
-    causal = fields.boolean("causal")
+    causal = _causality(fields)
     config = DrafterConfig(
         path=directory,
         kind=kind,
@@ -119,15 +125,54 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
         target_layer_ids=fields.integers("target_layer_ids"),
         layer_types=layer_types,
         sliding_window=_window(fields, raw, layer_types),
-        is_causal=fields.boolean("is_causal") if causal is None else causal,
+        is_causal=causal,
         attention_bias=fields.boolean("attention_bias") or False,
         input_embedding_scale=fields.number("input_embedding_scale", 1.0),
         output_multiplier=fields.number("output_multiplier", 1.0),
         final_logit_softcapping=fields.number("final_logit_softcapping", 0.0) or None,
         selector=_selector(fields) if kind == "dflash2" else None,
+        states_attention_bias=fields.raw("attention_bias") is not None,
+        quantization=read_quantization(file, raw),
     )
     _check_consistent(config)
     return config
+
+
+TRAINED = ("block_size", "mask_token_id", "target_layer_ids")
+"""What a drafter was trained with, which no default can stand for (R6)."""
+
+
+def _require_trained_values(fields: Fields, raw: Mapping[str, Any]) -> None:
+    """One ConfigError for all of them: missing, filled in with nonsense, or stated twice."""
+    reads: tuple[Callable[[], object], ...] = (
+        lambda: fields.integer("block_size", minimum=2),
+        lambda: fields.integer("mask_token_id", minimum=0),
+        lambda: fields.integers("target_layer_ids"),
+        lambda: fields.integer("num_target_layers"),
+        lambda: _rope(fields.path, raw),
+        *(partial(fields.require_agreement, key) for key in TRAINED),
+    )
+    problems: list[str] = []
+    for read in reads:
+        try:
+            read()
+        except ConfigError as exc:
+            problems.append(str(exc).removeprefix(f"{fields.path}: "))
+    if problems:
+        raise ConfigError(f"{fields.path}: {'; '.join(problems)}")
+
+
+def _causality(fields: Fields) -> bool | None:
+    """`causal` or `is_causal`, nested or not; None where nothing is stated (formats.md fact 6)."""
+    stated = {
+        label: value
+        for key in ("causal", "is_causal")
+        if (found := fields.raw(key)) is not None
+        for label, value in [(found[0], fields.boolean(key))]
+    }
+    if len(set(stated.values())) > 1:
+        raise ConfigError(f"{fields.path}: {stated} contradict each other; one of them is wrong")
+    return next(iter(stated.values()), None)
 
 
 def _rope(file: Path, raw: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
@@ -139,14 +184,26 @@ def _rope(file: Path, raw: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] 
     scaling = raw.get("rope_scaling") or parameters or None
     fields = Fields(file, (("rope_parameters.", parameters), ("", raw)))
     theta = fields.number("rope_theta")
+    fields.require_agreement("rope_theta")
     if theta <= 0:
         raise ConfigError(f"{file}: 'rope_theta' is {theta}, expected a positive number")
+    for key, neutral in (("partial_rotary_factor", 1), ("attention_factor", None)):
+        if (value := (scaling or {}).get(key)) is not None and value != neutral:
+            raise UnsupportedModel(
+                f"{file}: the rope states '{key}' {value!r}, which is not implemented; its drafts "
+                "would be bad and nothing would say so. Give another drafter for this target"
+            )
     return theta, scaling
 
 
 def _layer_types(fields: Fields, layers: int) -> tuple[LayerType, ...]:
     found = fields.raw("layer_types")
     if found is None:
+        if fields.boolean("use_sliding_window") and fields.raw("sliding_window") is not None:
+            raise ConfigError(
+                f"{fields.path}: 'layer_types' is missing, and 'use_sliding_window' is true: which "
+                "layers slide has no safe default"
+            )
         full: LayerType = "full_attention"
         return (full,) * layers
     label, value = found

@@ -23,8 +23,8 @@ class TargetEnds(Protocol):
     def embed_token_ids(self, token_ids: mx.array) -> mx.array:
         """(1, T) ids -> (1, T, hidden)."""
 
-    def logits_from_hidden(self, hidden: mx.array) -> mx.array:
-        """(1, T, hidden) -> (1, T, vocab)."""
+    def head_logits(self, hidden: mx.array) -> mx.array:
+        """(1, T, hidden) -> (1, T, vocab) by the bare head: scale and cap are the drafter's."""
 
 
 class DFlashModel(nn.Module):
@@ -129,7 +129,7 @@ class DFlashDrafter:
 
     def block_logits(self, hidden: mx.array) -> mx.array:
         """(1, count, vocab) by the target's head, then the file's multiplier and soft cap."""
-        logits = self._ends.logits_from_hidden(hidden)
+        logits = self._ends.head_logits(hidden)
         if self.config.output_multiplier != 1.0:
             logits = logits * self.config.output_multiplier
         cap = self.config.final_logit_softcapping

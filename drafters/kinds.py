@@ -1,7 +1,8 @@
 """What kind of checkpoint a directory holds, told by its config.json alone.
 
 Dispatches on architectures, `dflash_config` and the keys that change the maths; never on
-model_type or the repository's name (formats.md sections 0 and 9).
+model_type alone or the repository's name (formats.md sections 0, 3 and 9). Containers of other
+projects are recognised and refused by name, with what to do.
 """
 
 from __future__ import annotations
@@ -17,24 +18,114 @@ DrafterKind = Literal["dflash", "dflash2"]
 V2_ARCHITECTURES = ("DFlash2DraftModel", "Qwen3DFlash2DraftModel")
 V2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
+Z_LAB = "give the drafter in z-lab's layout (config.json with 'dflash_config', and safetensors)"
+MTP_TYPES = ("qwen3_5_mtp", "qwen3_next_mtp")
+FOREIGN_METHODS = ("compressed-tensors", "modelopt", "fp8", "awq", "gptq", "bitsandbytes")
+"""Quantization methods of other runtimes (formats.md 3.6)."""
+
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "sample_from_anchor": (False,),
+    "sliding_window_non_causal": (),
+    "fc_layernorm": (False,),
+    "attention_sink_bias": (False, 0),
+    "add_swa_attention_sink_bias": (False,),
+    "add_full_attention_sink_bias": (False,),
+    "attention_value_scale": (1, 1.0),
+    "use_swa": (False,),
+    "swa_window_size": (),
+    "sliding_windows": (),
+    "partial_rotary_factor": (1, 1.0),
+    "markov_rank": (0,),
+    "hidden_act": ("silu",),
+    "mlp_bias": (False,),
+    "gating": (False,),
+    "num_experts": (0,),
+    "selector_vocab_size": (),
+    "draft_vocab_size": (),
+    "target_hidden_size": (),
+}
+"""Keys that change the maths, and the values under which they change nothing."""
+SAME_AS = {
+    "selector_vocab_size": "vocab_size",
+    "draft_vocab_size": "vocab_size",
+    "target_hidden_size": "hidden_size",
+}
+"""Keys that change nothing where they repeat another one."""
+
 
 def classify(raw: Mapping[str, Any], file: Path) -> DrafterKind:
-    """`dflash` or `dflash2`; UnsupportedModel for anything else.
-
-    Raises ConfigError where `architectures` is no list of names.
-    """
+    """`dflash` or `dflash2`; UnsupportedModel for anything else, by name."""
     nested = raw.get("dflash_config")
     nested = nested if isinstance(nested, dict) else {}
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(n, str) for n in architectures):
         raise ConfigError(f"{file}: 'architectures' is {architectures!r}, expected a list of names")
-    if any(name in V2_ARCHITECTURES for name in architectures) or any(
+    refuse_containers(raw, nested, architectures, file)
+    is_v2 = any(name in V2_ARCHITECTURES for name in architectures) or any(
         nested.get(key) or raw.get(key) for key in V2_KEYS
-    ):
-        return "dflash2"
-    if any(name.startswith("DFlash") for name in architectures) or nested:
-        return "dflash"
-    raise UnsupportedModel(
-        f"{file} is no DFlash drafter: architectures {architectures or 'missing'} and no "
-        "'dflash_config'. Give the drafter's directory to --drafter and the target's to --model"
     )
+    if not is_v2 and not any(name.startswith("DFlash") for name in architectures) and not nested:
+        raise UnsupportedModel(
+            f"{file} is no DFlash drafter: architectures {architectures or 'missing'} and no "
+            "'dflash_config'. Give the drafter's directory to --drafter and the target's to --model"
+        )
+    refuse_other_maths(raw, nested, file)
+    return "dflash2" if is_v2 else "dflash"
+
+
+def refuse_containers(
+    raw: Mapping[str, Any], nested: Mapping[str, Any], architectures: list[str], file: Path
+) -> None:
+    """UnsupportedModel that names a container of another project, or another method."""
+    model_type = str(raw.get("model_type") or "")
+    projector = str(nested.get("projector_type") or raw.get("projector_type") or "dflash").lower()
+    names = " ".join(architectures).lower()
+    found, advice = "", Z_LAB
+    if raw.get("speculators_model_type") or raw.get("speculators_config"):
+        found = "a speculators container (vLLM), whose layer ids count from 1"
+        advice = f"{Z_LAB}, or convert it: target_layer_ids = aux_hidden_state_layer_ids - 1"
+    elif model_type == "muse_glimmer_assistant":
+        found = "a Muse assistant container, which keeps fc and hidden_norm under 'encoder.'"
+        advice = f"{Z_LAB}; Muse is no supported target either"
+    elif "laguna" in model_type or "laguna" in names:
+        found = "a Laguna drafter, with gated heads and a norm for each tap"
+    elif "mimo" in model_type or "mimo" in names:
+        found = "a MiMo drafter, with attention sinks and scaled values"
+    elif projector == "domino" or "domino" in names:
+        found = "a Domino drafter, another method than DFlash"
+    elif projector == "dspark" or "dspark" in names or raw.get("markov_rank"):
+        found = "a DSpark drafter, another method than DFlash"
+    elif projector != "dflash":
+        found = f"a drafter with projector_type '{projector}'"
+    elif model_type in MTP_TYPES:
+        found = "a multi-token-prediction head and no DFlash drafter"
+        advice = "use --speculation mtp with its target"
+    elif "eagle" in names or "eagle_aux_hidden_state_layer_ids" in {*raw, *nested}:
+        found = "an EAGLE-style container, whose layer ids count from 1"
+    elif method := foreign_method(raw):
+        found = f"quantized by {method}, which MLX does not read"
+        advice = "give the bfloat16 checkpoint, or a copy quantized by MLX"
+    if found:
+        raise UnsupportedModel(f"{file} is {found}: {advice}")
+
+
+def foreign_method(raw: Mapping[str, Any]) -> str | None:
+    """The quantization method of another runtime that this config states."""
+    block = raw.get("quantization_config")
+    method = block.get("quant_method") if isinstance(block, dict) else None
+    return str(method) if method in FOREIGN_METHODS else None
+
+
+def refuse_other_maths(raw: Mapping[str, Any], nested: Mapping[str, Any], file: Path) -> None:
+    """UnsupportedModel for a key that a right forward would follow and this one does not."""
+    for key, neutral in NEUTRAL.items():
+        for label, place in (("dflash_config.", nested), ("", raw)):
+            value = place.get(key)
+            same = SAME_AS.get(key)
+            if value is None or value in neutral or (same and value == raw.get(same)):
+                continue
+            raise UnsupportedModel(
+                f"{file}: '{label}{key}' is {value!r}, which changes the drafter's arithmetic in a "
+                "way that is not implemented; its drafts would be bad and nothing would say so. "
+                "Give another drafter for this target"
+            )

@@ -172,7 +172,7 @@ class Layer2(Layer):
 class CandidateSelector(nn.Module):
     """Top-k candidates a row, chosen left to right with a learned pairwise score (R15).
 
-    The codebooks are bare arrays of (vocab, rank), as they stand in the file.
+    The codebooks are bare arrays of (vocab, rank), as they stand in the file, or packed tables.
     """
 
     def __init__(self, config: DrafterConfig) -> None:
@@ -196,14 +196,20 @@ class CandidateSelector(nn.Module):
         unary = mx.take_along_axis(unary, order, axis=-1)
         projected = self.hidden_projection(hidden)[0]
         # (T, k, rank): the part of the score that does not depend on the predecessor.
-        edges = projected[:, None] * self.successor_codebook[candidates]
+        edges = projected[:, None] * rows_of(self.successor_codebook, candidates)
         previous, path = anchor, []
         for row in range(hidden.shape[1]):
-            pair = (self.predecessor_codebook[previous] * edges[row]).astype(mx.float32)
+            pair = (rows_of(self.predecessor_codebook, previous) * edges[row]).astype(mx.float32)
             best = mx.argmax(unary[row] + pair.sum(axis=-1), keepdims=True)
             previous = candidates[row][best]
             path.append(previous)
         return mx.concatenate(path)
+
+
+def rows_of(codebook: mx.array | nn.Module, ids: mx.array) -> mx.array:
+    """(..., rank) rows of a codebook; of a packed one only these rows are unpacked."""
+    rows: mx.array = codebook[ids] if isinstance(codebook, mx.array) else codebook(ids)
+    return rows
 
 
 def normed(norm: nn.RMSNorm, residual: mx.array) -> mx.array:

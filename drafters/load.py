@@ -7,18 +7,20 @@ and shapes, and all arrays are evaluated before the drafter is used (R21, R23).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..core.errors import TensorError
-from ..core.safetensors import TensorInfo, listing, read_headers, weight_files
+from ..core.safetensors import TensorInfo, read_headers, weight_files
 from .config import DrafterConfig
 from .dflash import DFlashDrafter, DFlashModel, TargetEnds
 from .layers import make_rope
-
-PREFIX = "model."
+from .packed import pack_modules
+from .tensors import check_tensors, module_name, packings_of
 
 
 def load_drafter(
@@ -27,13 +29,42 @@ def load_drafter(
     """Load a drafter and bind it to a target's embedding and head.
 
     dtype: compute dtype of its branches. Raises ConfigError (a rope that cannot be built),
-    ModelNotFound or TensorError.
+    ModelNotFound, UnsupportedModel or TensorError.
     """
-    rope = make_rope(config)
+    config, headers = check_files(config)
+    return bind_drafter(config, ends, make_rope(config), _read_arrays(headers, dtype))
+
+
+def check_files(config: DrafterConfig) -> tuple[DrafterConfig, dict[str, TensorInfo]]:
+    """All that can be known before data is read: the rope, the headers, every name and shape.
+
+    Returns the config, with the biases that the file has, and the headers. Raises as load_drafter.
+    """
+    make_rope(config)
     headers = read_headers(weight_files(config.path))
+    config = with_biases(config, headers)
+    check_tensors(config, headers, expected_shapes(DFlashModel(config)))
+    return config, headers
+
+
+def with_biases(config: DrafterConfig, headers: Mapping[str, TensorInfo]) -> DrafterConfig:
+    """A config that leaves attention_bias open has biases iff the file has some."""
+    if config.states_attention_bias:
+        return config
+    found = any(name.endswith("self_attn.q_proj.bias") for name in headers)
+    return replace(config, attention_bias=found)
+
+
+def bind_drafter(
+    config: DrafterConfig, ends: TargetEnds, rope: nn.Module, arrays: Mapping[str, mx.array]
+) -> DFlashDrafter:
+    """A drafter from arrays under their names in the file, checked before; some may be packed."""
+    named = {module_name(name): array for name, array in arrays.items()}
     model = DFlashModel(config)
-    check_tensors(config, headers, expected_shapes(model))
-    model.load_weights(list(_read_arrays(headers, dtype).items()), strict=True)
+    shapes = {name: tuple(array.shape) for name, array in named.items()}
+    in_bytes = {name for name, array in named.items() if array.dtype == mx.uint8}
+    pack_modules(model, named, packings_of(expected_shapes(model), shapes, in_bytes))
+    model.load_weights(list(named.items()), strict=True)
     model.eval()
     mx.eval(model.parameters())
     return DFlashDrafter(model, config, ends, rope)
@@ -45,51 +76,8 @@ def expected_shapes(model: DFlashModel) -> dict[str, tuple[int, ...]]:
     return {name: tuple(array.shape) for name, array in parameters}
 
 
-def check_tensors(
-    config: DrafterConfig,
-    headers: Mapping[str, TensorInfo],
-    expected: Mapping[str, tuple[int, ...]],
-) -> None:
-    """Compare names, shapes and dtypes of the files with what the config asks for."""
-    found = {module_name(name): info for name, info in headers.items()}
-    problems = []
-    if twice := sorted(name for name in found if {name, PREFIX + name} <= set(headers)):
-        lines = [f"{name} and {PREFIX}{name}" for name in twice]
-        problems.append(f"{len(twice)} there twice: {listing(lines)}")
-    if missing := sorted(set(expected) - set(found)):
-        lines = [f"{name} {list(expected[name])}" for name in missing]
-        problems.append(f"{len(missing)} missing: {listing(lines)}")
-    if extra := sorted(set(found) - set(expected)):
-        lines = [f"{name} {list(found[name].shape)}" for name in extra]
-        problems.append(f"{len(extra)} that nothing uses: {listing(lines)}")
-    both = sorted(set(found) & set(expected))
-    if lines := [
-        f"{name}: expected {list(expected[name])}, found {list(found[name].shape)}"
-        for name in both
-        if found[name].shape != expected[name]
-    ]:
-        problems.append(f"{len(lines)} misshapen: {listing(lines)}")
-    if lines := [
-        f"{name} has dtype {found[name].dtype}" for name in both if found[name].dtype not in FLOATS
-    ]:
-        problems.append(f"{len(lines)} with another dtype than BF16, F16 or F32: {listing(lines)}")
-    if problems:
-        raise TensorError(
-            f"{config.path}: the tensors are not those of this {config.kind} config.json: "
-            + "; ".join(problems)
-            + ". Fetch config.json and weights of one and the same release"
-        )
-
-
-FLOATS = ("BF16", "F16", "F32")
-
-
-def module_name(tensor: str) -> str:
-    """A tensor's name in the modules: some trainers prefix `model.`."""
-    return tensor.removeprefix(PREFIX)
-
-
 def _read_arrays(headers: Mapping[str, TensorInfo], dtype: mx.Dtype) -> dict[str, mx.array]:
+    """Arrays by their names in the file; floating ones in `dtype`, packed ones as they are."""
     arrays: dict[str, mx.array] = {}
     for file in sorted({info.file for info in headers.values()}):
         try:
@@ -97,5 +85,7 @@ def _read_arrays(headers: Mapping[str, TensorInfo], dtype: mx.Dtype) -> dict[str
         except RuntimeError as exc:  # its JSON reader is stricter than Python's
             raise TensorError(f"{file} could not be read: {exc}; fetch it again") from exc
         assert isinstance(loaded, dict)
-        arrays.update({module_name(name): array.astype(dtype) for name, array in loaded.items()})
+        for name, array in loaded.items():
+            floating = mx.issubdtype(array.dtype, mx.floating)
+            arrays[name] = array.astype(dtype) if floating else array
     return arrays

@@ -13,13 +13,14 @@ from ..core.config import TargetConfig, read_target_config
 from ..core.decode import Generation
 from ..core.drafter import Drafter
 from ..core.errors import DflashError
-from ..core.loading import load_target, resolve_directory
+from ..core.hub import resolve_directory
+from ..core.loading import load_target
 from ..core.options import GenerateOptions, Speculation, parse_speculation
 from ..core.target import Target
 from . import bundled
 from .config import DrafterConfig, read_drafter_config
 from .guards import check_pair
-from .load import load_drafter
+from .load import check_files, load_drafter
 from .routes import Route, choose_route
 
 Progress = Callable[[str], None]
@@ -117,7 +118,7 @@ def drafter_dtype(target: Target) -> mx.Dtype:
 def _checked_config(target: TargetConfig, reference: str) -> DrafterConfig:
     config = read_drafter_config(locate(reference))
     check_pair(target, config)
-    return config
+    return check_files(config)[0]
 
 
 def _tolerate(requested: Speculation, load: Callable[[], T]) -> tuple[T | None, str | None]:

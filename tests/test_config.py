@@ -99,9 +99,10 @@ TOP = {"model_type": "qwen3", "vocab_size": 9, "num_hidden_layers": 2, "hidden_s
 
 def test_fields_at_the_top_or_in_text_config(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(TOP), encoding="utf-8")
+    whole = {**TOP, "rope_theta": 1e6}
+    file.write_text(json.dumps(whole), encoding="utf-8")
     flat = read_target_config(tmp_path)
-    nested = {"model_type": "qwen3_5", "text_config": {**TOP, "vocab_size": 11}, "vocab_size": 3}
+    nested = {"model_type": "qwen3_5", "text_config": {**whole, "vocab_size": 11}, "vocab_size": 3}
     file.write_text(json.dumps(nested), encoding="utf-8")
     deep = read_target_config(tmp_path)
     assert (flat.model_type, flat.vocab_size) == ("qwen3", 9)

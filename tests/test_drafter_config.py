@@ -140,7 +140,9 @@ def test_block_size_is_looked_up_nested_first(tmp_path: Path) -> None:
     """A31: a drafter that declares 5 inside dflash_config must not run at another size."""
     nested = raw_drafter("dflash", block_size=5)
     assert read(tmp_path, nested).block_size == 5
-    assert read(tmp_path, nested | {"block_size": 16}).block_size == 5
+    assert read(tmp_path, nested | {"block_size": 5}).block_size == 5
+    both = config_error(tmp_path, nested | {"block_size": 16})
+    assert "'dflash_config.block_size' is 5 and 'block_size' is 16" in both
     flat = raw_drafter("dflash", block_size=ABSENT) | {"block_size": 16}
     assert read(tmp_path, flat).block_size == 16
     null = raw_drafter("dflash", block_size=None) | {"block_size": 16}
@@ -165,7 +167,7 @@ def test_a_block_has_room_for_a_draft(tmp_path: Path) -> None:
         ({"rope_parameters": None, "rope_theta": 1e7}, 1e7, None),
         ({"rope_parameters": ABSENT, "rope_theta": 1e7, "rope_scaling": None}, 1e7, None),
         ({"rope_parameters": {}, "rope_theta": 3e5}, 3e5, None),
-        ({"rope_parameters": {"rope_theta": 2e4}, "rope_theta": 1e7}, 2e4, {"rope_theta": 2e4}),
+        ({"rope_parameters": {"rope_theta": 1e7}, "rope_theta": 1e7}, 1e7, {"rope_theta": 1e7}),
         (
             {"rope_parameters": ABSENT, "rope_theta": 150000, "rope_scaling": {"factor": 4.0}},
             150000.0,

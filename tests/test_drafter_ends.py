@@ -26,8 +26,8 @@ from tiny import (
 )
 from tiny_drafter import BLOCK, TAPS, make_drafter, observe_taps, random_tensors, raw_drafter
 
-from dflash_suite.core.backbones import FAMILIES
 from dflash_suite.core.decode import Generation
+from dflash_suite.core.families import FAMILIES
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.results import Chunk
 from dflash_suite.core.target import Target
@@ -103,7 +103,7 @@ def test_the_drafters_logits_come_from_the_targets_head(target: Target, tmp_path
     hidden = mx.random.normal((1, 4, HIDDEN), key=mx.random.key(1))
     logits = drafter.block_logits(hidden)
     assert logits.shape == (1, 4, VOCAB)
-    assert mx.array_equal(logits, target.logits_from_hidden(hidden))
+    assert mx.array_equal(logits, target.head_logits(hidden))
     np.testing.assert_allclose(
         as_float64(logits), as_float64(hidden) @ as_float64(head).T, atol=2e-3, rtol=0
     )

@@ -78,11 +78,14 @@ def test_no_weights_file_is_opened_before_the_guards(target: Path, tmp_path: Pat
     assert "expects 9 target layers" in mismatch(target, drafter)
 
 
-def test_a_matching_pair_is_told_which_weights_are_missing(target: Path, tmp_path: Path) -> None:
+def test_a_matching_pair_is_told_which_files_are_missing(target: Path, tmp_path: Path) -> None:
+    """The drafter's first: its headers are checked before the target is opened."""
     drafter = write_config(tmp_path / "drafter", raw_drafter())
-    with pytest.raises(ModelNotFound, match="has no weights") as caught:
-        load_pair(str(target), str(drafter), "dflash")
-    assert str(target) in str(caught.value)
+    for missing in (drafter, target):
+        with pytest.raises(ModelNotFound, match="has no (weights|tokenizer)") as caught:
+            load_pair(str(target), str(drafter), "dflash")
+        assert str(missing) in str(caught.value)
+        save_drafter(drafter)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])

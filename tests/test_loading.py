@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import base, cache, gated_delta, llama, qwen3, qwen3_5, qwen3_next
+from mlx_lm.models.cache import ChunkedKVCache
 from scripted import ScriptedDrafter, mixed
 from tiny import (
     VOCAB,
@@ -26,7 +27,7 @@ from tiny import (
     stock_greedy,
 )
 
-from dflash_suite.core.backbones import FAMILIES
+from dflash_suite.core.backbones import PlainBackbone
 from dflash_suite.core.config import read_target_config
 from dflash_suite.core.decode import Generation
 from dflash_suite.core.device import on_cpu
@@ -39,6 +40,7 @@ from dflash_suite.core.errors import (
     TensorError,
     UnsupportedModel,
 )
+from dflash_suite.core.families import FAMILIES
 from dflash_suite.core.loading import (
     DTYPE_NAMES,
     LoadedTarget,
@@ -256,12 +258,17 @@ def test_an_unknown_wrapper_is_unsupported_before_any_weights(tmp_path: Path) ->
     refused(tmp_path, UnsupportedModel, "model_type 'qwen9_vl'")
 
 
-@pytest.mark.parametrize("window", [4, 64])
-def test_a_sliding_target_is_refused_at_load(tmp_path: Path, window: int) -> None:
-    """E6: its cache forgets rows, so a rollback would fail in the middle of an answer."""
-    types = ["full_attention", "sliding_attention"] * 2
-    save_checkpoint(tmp_path, "llama", layer_types=types, sliding_window=window)
-    refused(tmp_path, UnsupportedModel, "layer 1 uses a RotatingKVCache", "cannot be rolled back")
+def test_a_target_whose_cache_no_rollback_knows_is_refused(tmp_path: Path) -> None:
+    """E6: a rollback would fail in the middle of an answer."""
+
+    class Chunked(PlainBackbone):
+        def make_cache(self) -> list[Any]:
+            make: Any = ChunkedKVCache
+            return [*super().make_cache()[:1], make(8)]
+
+    backbone = Chunked(make_model("dense"))
+    with pytest.raises(UnsupportedModel, match="layer 1 uses a ChunkedKVCache.*cannot be rolled"):
+        backbone.require_rollback(tmp_path)
 
 
 def test_no_config(tmp_path: Path) -> None:
@@ -442,7 +449,7 @@ def test_a_hub_id_is_fetched_by_the_hubs_client(
 
     asked: list[Any] = []
 
-    def fetched(repository: str, allow_patterns: list[str]) -> str:
+    def fetched(repository: str, allow_patterns: list[str], **_: object) -> str:
         asked.append((repository, allow_patterns))
         return str(tmp_path)
 
@@ -456,7 +463,7 @@ def test_a_hub_id_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> Non
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def offline(repository: str, allow_patterns: list[str]) -> str:
+    def offline(repository: str, **_: object) -> str:
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)

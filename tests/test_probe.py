@@ -18,7 +18,7 @@ from tiny import (
     target_config,
 )
 
-from dflash_suite.core import backbones
+from dflash_suite.core import families
 from dflash_suite.core.backbones import Backbone, HybridBackbone, PlainBackbone
 from dflash_suite.core.errors import CheckpointError, ProbeFailed
 from dflash_suite.core.gdn import GdnTape
@@ -139,7 +139,7 @@ def test_the_loader_stops_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """End to end: a checkpoint that loads well and computes otherwise is not decoded."""
     save_checkpoint(tmp_path)
     open_target(str(tmp_path))
-    monkeypatch.setitem(backbones.FAMILIES, "qwen3_5", WrongNorm)
+    monkeypatch.setitem(families.FAMILIES, "qwen3_5", WrongNorm)
     with pytest.raises(ProbeFailed, match=str(tmp_path)):
         open_target(str(tmp_path))
 

@@ -167,7 +167,7 @@ def test_item_sizes_are_those_of_mlx() -> None:
 def test_weight_files_of_a_directory(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="has no weights: no .*safetensors file is there"):
         weight_files(tmp_path)
-    for name in ("b.safetensors", "a.safetensors", "config.json", "model.safetensors.index.json"):
+    for name in ("b.safetensors", "a.safetensors", "config.json", "model.safetensors.json"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "folder.safetensors").mkdir()
     assert [path.name for path in weight_files(tmp_path)] == ["a.safetensors", "b.safetensors"]

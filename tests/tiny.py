@@ -18,8 +18,9 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm.generate import generate_step
 from mlx_lm.models import llama, qwen3, qwen3_5
 
-from dflash_suite.core.backbones import FAMILIES, Backbone
+from dflash_suite.core.backbones import Backbone
 from dflash_suite.core.config import TargetConfig
+from dflash_suite.core.families import FAMILIES
 from dflash_suite.core.gdn import GdnTape
 from dflash_suite.core.target import Target
 
@@ -174,11 +175,12 @@ class CountingBackbone(Backbone):
         return self.inner.logits(hidden)
 
     def run(
-        self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
+        self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
     ) -> tuple[mx.array, list[mx.array], list[GdnTape | None]]:
-        self.rows.append(int(hidden.shape[1]))
+        self.embedded.append(token_ids)
+        self.rows.append(int(token_ids.shape[1]))
         self.taps.append(tuple(tap_ids))
-        return self.inner.run(hidden, cache, tap_ids, record)
+        return self.inner.run(token_ids, cache, tap_ids, record)
 
 
 def prompt(length: int, seed: int = 1, vocab: int = VOCAB) -> list[int]:

@@ -172,7 +172,7 @@ class RandomEnds:
         """(1, T) ids -> (1, T, hidden)."""
         return self.embedding[token_ids]
 
-    def logits_from_hidden(self, hidden: mx.array) -> mx.array:
+    def head_logits(self, hidden: mx.array) -> mx.array:
         """(1, T, hidden) -> (1, T, vocab)."""
         return hidden @ self.head.T
 
