@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..core.errors import DflashError, OptionError
 from .generate import generate
+from .quantize import QuantizeCommand, quantize
 from .render import print_error
 
 
@@ -42,6 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command(cls=QuantizeCommand)(quantize)
 
 
 def show_version(wanted: bool) -> None:

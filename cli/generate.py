@@ -13,6 +13,7 @@ from ..core.options import GenerateOptions, parse_speculation
 from ..core.results import Chunk, PrefillProgress
 from .params import (
     BlockSizeOption,
+    DrafterBitsOption,
     DrafterOption,
     DtypeOption,
     ModelOption,
@@ -44,6 +45,7 @@ def generate(
     ] = None,
     model: ModelOption = None,
     drafter: DrafterOption = None,
+    drafter_bits: DrafterBitsOption = None,
     speculation: SpeculationOption = "auto",
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens to emit.")
@@ -104,7 +106,8 @@ def generate(
     with progress:
         from ..drafters.pair import load_pair
 
-        pair = load_pair(model, drafter, requested, dtype, progress=progress.say)
+        report = progress.report(notes=not quiet)
+        pair = load_pair(model, drafter, requested, dtype, progress.say, drafter_bits, report)
     for note in () if quiet else pair.target.config.repairs.notes:
         print_note(note)
     # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
@@ -156,7 +159,11 @@ def _document(pair: Pair, generation: Generation, text: str) -> dict[str, Any]:
         "token_ids": generation.emitter.token_ids,
         "finish_reason": generation.emitter.reason,
         "prompt_tokens": generation.stats.prompt_tokens,
-        "speculation": {**pair.route.to_dict(), "block": generation.block.to_dict()},
+        "speculation": {
+            **pair.route.to_dict(),
+            "block": generation.block.to_dict(),
+            "drafter_bits": getattr(pair.drafter, "bits", None),
+        },
         "stats": generation.stats.to_dict(),
     }
 
@@ -165,7 +172,8 @@ def _print_footer(pair: Pair, generation: Generation, *, stats: bool) -> None:
     from ..core.device import on_cpu
 
     note = "" if on_cpu() else "identity with plain decoding: not verified on this device"
-    block = generation.block.describe()
+    bits = getattr(pair.drafter, "bits", None)
+    block = generation.block.describe() + (f", {bits}-bit drafter" if bits else "")
     print_note(format_footer(pair.route, generation.stats, block, note))
     if stats:
         print_note(format_accept_profile(generation.stats))

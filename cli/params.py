@@ -40,6 +40,16 @@ SpeculationOption = Annotated[
         "none (or off): plain, and no drafter file is opened.",
     ),
 ]
+DrafterBitsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--drafter-bits",
+        metavar="4|8|16",
+        help="Bits of the drafter's projections: 4 or 8 through its slab, which is made on first "
+        "use; 16 as the file has them. Default: 4, or as it is where it is quantized already.",
+        show_default=False,
+    ),
+]
 DtypeOption = Annotated[
     str,
     typer.Option(

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import TYPE_CHECKING
 
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.status import Status
 
-from .render import stderr_console
+from .render import print_note, stderr_console
+
+if TYPE_CHECKING:
+    from ..drafters.slab_store import Report
 
 LONG_PREFILL_TOKENS = 512
 """Shorter prompts are done before anyone could read a progress line."""
 
 
 class Progress:
-    """A spinner line that says what is being waited for; silent where stderr is no terminal."""
+    """A spinner line that says what is being waited for, or a bar of bytes; silent where stderr
+    is no terminal."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._console = stderr_console()
         self._enabled = enabled and self._console.is_terminal
         self._status: Status | None = None
+        self._bar: Bar | None = None
 
     def __enter__(self) -> Progress:
         return self
@@ -36,6 +44,7 @@ class Progress:
         if not self._enabled:
             return
         if self._status is None:
+            self.stop()
             self._status = self._console.status(message)
             self._status.start()
         self._status.update(message)
@@ -45,8 +54,35 @@ class Progress:
         if total >= LONG_PREFILL_TOKENS:
             self.say(f"prefill {done:,} of {total:,} tokens ({done / total:.0%})")
 
+    def bytes(self, label: str, done: int, total: int) -> None:
+        """A bar in place of the line; a new label starts a new one."""
+        if not self._enabled:
+            return
+        if self._bar is None:
+            self.stop()
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+            self._bar = Bar(*columns, TimeRemainingColumn(), console=self._console, transient=True)
+            self._bar.start()
+        task = next((task for task in self._bar.tasks if task.description == label), None)
+        task_id = self._bar.add_task(label) if task is None else task.id
+        self._bar.update(task_id, completed=done, total=total)
+
+    def report(self, *, notes: bool) -> Report:
+        """Where a slab's notes and bytes go: stderr; notes even where it is no terminal."""
+        from ..drafters.slab_store import Report
+
+        def note(message: str) -> None:
+            self.stop()
+            if notes:
+                print_note(message)
+
+        return Report(note, self.bytes)
+
     def stop(self) -> None:
-        """Take the line away, before the answer starts."""
+        """Take the line or the bar away, before the answer starts."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
         if self._status is not None:
             self._status.stop()
             self._status = None

@@ -80,6 +80,11 @@ def encode_prompt(
     return render_chat(tokenizer, messages, reasoning)
 
 
+def read_text_file(file: Path) -> str:
+    """The text of a UTF-8 file. Raises PromptError."""
+    return _decode(_read_file(file), str(file))
+
+
 def _read_file(file: Path) -> bytes:
     try:
         return file.read_bytes()

@@ -6,9 +6,12 @@ DflashError                 caught once, by the command: message on stderr, exit
 ├── CheckpointError         a file that is there but cannot be used
 │   ├── ConfigError         config.json: a key missing, of the wrong type, or contradictory
 │   ├── TensorError         safetensors: header, names, shapes or dtypes
+│   ├── SlabError           a slab that is damaged, stale or foreign, or cannot be made
+│   │   └── SlabWriteError  no place took it
 │   └── UnsupportedModel    a kind of checkpoint that the suite recognises and does not run
 ├── DrafterMismatch         a good drafter, for another target
 ├── RouteUnavailable        an explicit --speculation value that cannot run
+├── OutputExists            a file of someone else's stands where one would be written
 ├── PromptError             nothing to decode, or a text that cannot be encoded
 ├── ProbeFailed             the suite's forward differs from mlx-lm's own
 └── CacheError              a cache that cannot do what was asked
@@ -44,6 +47,14 @@ class TensorError(CheckpointError):
     """safetensors: header, names, shapes or dtypes."""
 
 
+class SlabError(CheckpointError):
+    """A slab that is damaged, stale or foreign, or cannot be made."""
+
+
+class SlabWriteError(SlabError):
+    """No place took the slab; nothing was changed."""
+
+
 class UnsupportedModel(CheckpointError):
     """A kind of checkpoint that the suite recognises and does not run."""
 
@@ -54,6 +65,10 @@ class DrafterMismatch(DflashError):
 
 class RouteUnavailable(DflashError):
     """An explicit --speculation value that cannot run."""
+
+
+class OutputExists(DflashError):
+    """A file of someone else's stands where one would be written."""
 
 
 class PromptError(DflashError):

@@ -36,6 +36,49 @@ class GenerateOptions:
             raise OptionError("an empty stop string would end every answer at once; leave it out")
 
 
+DRAFTER_BITS = (4, 8, 16)
+DEFAULT_DRAFTER_BITS = 4
+"""For a drafter that is not quantized yet; 16 runs it as it is."""
+GROUP_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """How a drafter's projections are packed: MLX affine quantization along the input axis.
+
+    bits: 4 or 8 a weight; group_size: weights that share one scale and one bias.
+    """
+
+    bits: int = DEFAULT_DRAFTER_BITS
+    group_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.bits not in DRAFTER_BITS[:-1]:
+            raise OptionError(f"bits must be 4 or 8, got {self.bits}")
+        if self.group_size not in GROUP_SIZES:
+            raise OptionError(f"group_size must be 32, 64 or 128, got {self.group_size}")
+
+    @property
+    def label(self) -> str:
+        """For file names: int4-g64."""
+        return f"int{self.bits}-g{self.group_size}"
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """How much `quantize --check` decodes where no prompts are given."""
+
+    prompts: int = 8
+    max_tokens: int = 64
+
+
+def check_drafter_bits(bits: int) -> int:
+    """4, 8 or 16; anything else is an OptionError."""
+    if bits not in DRAFTER_BITS:
+        raise OptionError(f"drafter_bits must be 4, 8 or 16, got {bits}")
+    return bits
+
+
 def require_positive(name: str, value: int) -> None:
     """Raise OptionError unless `value` is a positive count."""
     if value < 1:

@@ -5,10 +5,13 @@ Reads the first 8 bytes and the JSON header of a file; tensor data is never touc
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 from .errors import ModelNotFound, TensorError
 
@@ -35,13 +38,22 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """A checked header: `data_start` is the absolute byte where tensor data begins."""
+    """A checked header: `data_start` is the absolute byte where tensor data begins.
+
+    block: the file's first data_start bytes, as they were read; text and numbers come from them.
+    """
 
     file: Path
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
     data_start: int
     file_bytes: int
+    block: bytes = field(repr=False)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the header, its length included."""
+        return hashlib.sha256(self.block).hexdigest()
 
 
 def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
@@ -88,24 +100,35 @@ def _indexed(directory: Path) -> set[str]:
 
 
 def read_header(file: Path) -> Header:
-    """Read and check one header.
+    """Read and check one header; not a byte more than the header is read.
 
     Raises TensorError for a truncated file, a bad header, an unknown dtype, and for offsets that
     are misordered, overlapping, outside the file or not those of the shape.
     """
-    size = file.stat().st_size
+    with file.open("rb", buffering=0) as stream:
+        block, size = read_header_block(stream, file)
+    return parse_header(file, block, size)
+
+
+def read_header_block(stream: BinaryIO, file: Path) -> tuple[bytes, int]:
+    """(length and JSON text, size of the file) of an open file whose position is 0."""
+    size = os.fstat(stream.fileno()).st_size
     if size <= 8:
         raise TensorError(f"{file} is {size} bytes, too small for safetensors; fetch it again")
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-            raise TensorError(
-                f"{file} announces a header of {length} bytes in a file of {size}: it is "
-                "truncated or no safetensors file; fetch it again"
-            )
-        text = stream.read(length)
+    prefix = stream.read(8)
+    length = int.from_bytes(prefix, "little")
+    if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+        raise TensorError(
+            f"{file} announces a header of {length} bytes in a file of {size}: it is truncated or "
+            "no safetensors file; fetch it again"
+        )
+    return prefix + stream.read(length), size
+
+
+def parse_header(file: Path, block: bytes, size: int) -> Header:
+    """Check what read_header_block returned; `size` is the file's, in bytes."""
     try:
-        entries = json.loads(text)
+        entries = json.loads(block[8:])
     except (ValueError, RecursionError) as exc:
         raise TensorError(f"{file} has a header that is not JSON ({exc}); fetch it again") from exc
     if not isinstance(entries, dict):
@@ -113,12 +136,12 @@ def read_header(file: Path) -> Header:
     metadata = entries.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict):
         raise TensorError(f"{file} has a __metadata__ that is no JSON object; fetch it again")
-    data_start = 8 + length
+    data_start = len(block)
     tensors = {
         name: _tensor(file, name, entry, size - data_start) for name, entry in entries.items()
     }
     _check_no_overlap(file, tensors)
-    return Header(file, tensors, metadata, data_start, size)
+    return Header(file, tensors, metadata, data_start, size, block)
 
 
 def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
@@ -164,12 +187,18 @@ def _check_no_overlap(file: Path, tensors: dict[str, TensorInfo]) -> None:
 
 def read_headers(files: list[Path]) -> dict[str, TensorInfo]:
     """All tensors of several files; a name that stands in two of them is a TensorError."""
+    return merge_headers(read_header(file) for file in files)
+
+
+def merge_headers(headers: Iterable[Header]) -> dict[str, TensorInfo]:
+    """As read_headers, from headers that were read."""
     merged: dict[str, TensorInfo] = {}
-    for file in files:
-        for name, info in read_header(file).tensors.items():
+    for header in headers:
+        for name, info in header.tensors.items():
             if name in merged:
                 raise TensorError(
-                    f"tensor {name} is in both {merged[name].file} and {file}: keep one of them"
+                    f"tensor {name} is in both {merged[name].file} and {header.file}: keep one of "
+                    "them"
                 )
             merged[name] = info
     return merged

@@ -63,6 +63,11 @@ class DFlashDrafter:
         return self.config.kind
 
     @property
+    def bits(self) -> int:
+        """Bits a weight of its projections: 16 where they are not packed."""
+        return getattr(self.model.fc, "bits", 16)
+
+    @property
     def trained_block_size(self) -> int:
         """Rows of the trained block."""
         return self.config.block_size

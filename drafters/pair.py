@@ -15,13 +15,15 @@ from ..core.drafter import Drafter
 from ..core.errors import DflashError
 from ..core.hub import resolve_directory
 from ..core.loading import load_target
-from ..core.options import GenerateOptions, Speculation, parse_speculation
+from ..core.options import GenerateOptions, Speculation, check_drafter_bits, parse_speculation
 from ..core.target import Target
 from . import bundled
 from .config import DrafterConfig, read_drafter_config
 from .guards import check_pair
-from .load import check_files, load_drafter
+from .load import check_files
 from .routes import Route, choose_route
+from .slab_load import load_drafter_at
+from .slab_store import Report
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
@@ -77,15 +79,20 @@ def load_pair(
     speculation: str = "auto",
     dtype: str = "auto",
     progress: Progress | None = None,
+    drafter_bits: int | None = None,
+    report: Report | None = None,
 ) -> Pair:
     """Load a target and, unless speculation is none, its drafter.
 
     Without `model` it is the bundled pair. Under `auto` a drafter that cannot be used leaves
     plain decoding, and the route's reason says why; under `dflash` it is an error. With `none`
-    no drafter file is opened.
+    no drafter file is opened. drafter_bits: 4, 8 or 16 (as it is); None is 4 for a drafter that
+    is not quantized yet. report: notes and progress of its slab, which is made on first use.
     """
     say = progress or (lambda message: None)
     requested = parse_speculation(speculation)
+    if drafter_bits is not None:
+        check_drafter_bits(drafter_bits)
     target_config = read_target_config(locate(model or bundled.TARGET))
     reference = None if requested == "none" else find_drafter(model, drafter)
     drafter_config, problem = None, None
@@ -103,7 +110,9 @@ def load_pair(
         config = drafter_config
         chosen, problem = _tolerate(
             requested,
-            lambda: load_drafter(config, loaded.target, drafter_dtype(loaded.target)),
+            lambda: load_drafter_at(
+                config, loaded.target, drafter_dtype(loaded.target), drafter_bits, report
+            ),
         )
     route = choose_route(requested, chosen.name if chosen else None, problem)
     return Pair(loaded.target, loaded.tokenizer, chosen, route)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,15 +15,31 @@ from dflash_suite.core.loading import LoadedTarget
 from dflash_suite.drafters.bundled import PROMPTS_FILE
 from dflash_suite.drafters.pair import Pair, load_pair
 
+CACHE = tempfile.TemporaryDirectory(prefix="dflash-tests-")
+"""In place of the user's cache directory, for this process and those that it starts."""
+
+
+def pytest_configure() -> None:
+    """Before any test module copies the environment."""
+    os.environ["XDG_CACHE_HOME"] = CACHE.name
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing behind."""
+    CACHE.cleanup()
+
+
 PlainReference = Callable[[list[int], int], list[int]]
 
 
 @pytest.fixture(scope="session")
 def bundled_pairs() -> Mapping[str, Pair]:
-    """The bundled pair in float32 with each of its drafters: `dflash` and `dflash2`."""
+    """The bundled pair in float32 with each of its drafters, `dflash` and `dflash2`, at 16 bits."""
     names = ("dflash", "dflash2")
     return {
-        name: load_pair(drafter=f"bundled:{name}", speculation="dflash", dtype="float32")
+        name: load_pair(
+            drafter=f"bundled:{name}", speculation="dflash", dtype="float32", drafter_bits=16
+        )
         for name in names
     }
 

@@ -197,7 +197,9 @@ def drafter_arm(
 def run(args: argparse.Namespace) -> Iterator[Tally]:
     """Every arm, as it ends."""
     pairs = {
-        name: load_pair(drafter=f"bundled:{name}", speculation="dflash", dtype="float32")
+        name: load_pair(
+            drafter=f"bundled:{name}", speculation="dflash", dtype="float32", drafter_bits=16
+        )
         for name in DRAFTERS
     }
     first = pairs[DRAFTERS[0]]
