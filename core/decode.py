@@ -19,7 +19,7 @@ from .device import read_ids, start_eval
 from .drafter import Drafter, TargetRows
 from .emit import Detokenizer, Emitter, prime
 from .errors import PromptError
-from .options import GenerateOptions, resolve_block
+from .options import NO_BLOCK, GenerateOptions
 from .phases import PhaseTimer
 from .results import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from .target import Target, TargetPass
@@ -70,9 +70,7 @@ class Generation:
         self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
         self._clock = clock
         self._tap_ids = drafter.tap_ids if drafter else ()
-        self.block = resolve_block(
-            drafter.trained_block_size if drafter else None, self.options.block_size
-        )
+        self.block = drafter.block(self.options) if drafter else NO_BLOCK
 
     def __iter__(self) -> Iterator[Event]:
         """The whole request, first to last event."""
