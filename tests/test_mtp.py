@@ -62,8 +62,9 @@ def test_drafts_equal_the_naive_forward(tmp_path: Path, kind: Any, hidden: MtpHi
 def test_both_hidden_variants_draft_differently(tmp_path: Path) -> None:
     ids = prompt(12)
     drafts = []
-    for variant in ("post", "pre"):
-        target, drafter = tiny_head(tmp_path / variant, head_tensors(), variant)  # type: ignore[arg-type]
+    variants: tuple[MtpHidden, ...] = ("post", "pre")
+    for variant in variants:
+        target, drafter = tiny_head(tmp_path / variant, head_tensors(), variant)
         show(drafter, rows_of(target, ids, drafter), [12])
         drafts.append(as_ids(drafter.draft(mx.array([3]), 6)))
         assert drafter.tap_ids == (() if variant == "post" else (LAYERS - 1,))

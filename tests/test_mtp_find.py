@@ -65,7 +65,8 @@ def test_layouts_of_experts_and_norms_load_as_one(tmp_path: Path, layout: Any, h
     assert len(norms) == 7
     for name in own.keys() - norms:
         assert own[name] == other[name], name
-    for name, array in tree_flatten(drafter.model.parameters()):
+    flat: Any = tree_flatten(drafter.model.parameters())
+    for name, array in flat:
         if name in norms:  # 1 + w is rounded where it is made
             assert np.allclose(as_float64(array), 1 + as_float64(tensors[name]), atol=1e-6), name
 
