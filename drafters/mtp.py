@@ -6,7 +6,7 @@ mlx-lm's own modules. Sources: peers.md section 5, formats.md section 5.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,10 +20,19 @@ from mlx_lm.models.qwen3_next import (
 
 from ..core.drafter import TargetRows
 from ..core.options import Block, GenerateOptions
-from .dflash import TargetEnds
 
 MtpHidden = Literal["post", "pre"]
 """Which hidden row feeds the head: after the target's final norm, or before it."""
+
+
+class SharedEnds(Protocol):
+    """The target's embedding and lm_head, which the head shares."""
+
+    def embed_token_ids(self, token_ids: mx.array) -> mx.array:
+        """(1, T) ids -> (1, T, hidden)."""
+
+    def logits_from_hidden(self, hidden: mx.array) -> mx.array:
+        """(1, T, hidden) -> (1, T, vocab)."""
 
 
 class MtpLayer(nn.Module):
@@ -122,7 +131,7 @@ class MtpDrafter:
     def __init__(
         self,
         model: MtpModel,
-        ends: TargetEnds,
+        ends: SharedEnds,
         hidden: MtpHidden = "post",
         last_layer: int = 0,
         dtype: mx.Dtype = mx.bfloat16,

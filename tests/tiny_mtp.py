@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
-from tiny import HIDDEN, make_model, raw_config, save_checkpoint
+from tiny import HIDDEN, make_target, save_checkpoint
 
-from dflash_suite.core.backbones import FAMILIES
 from dflash_suite.core.config import TargetConfig, read_target_config
 from dflash_suite.core.target import Target
 from dflash_suite.drafters.mtp import MtpDrafter, MtpHidden
@@ -137,8 +136,8 @@ def save_target(directory: Path, tensors: dict[str, mx.array] | None, **changes:
 
 def tiny_target(directory: Path, seed: int = 0, **changes: Any) -> Target:
     """The target of `save_target`, without a probe."""
-    config = read_target_config(directory)
-    return Target(FAMILIES[config.model_type](make_model("hybrid", seed=seed, **changes)), config)
+    loaded = make_target("hybrid", seed=seed, **changes)
+    return Target(loaded.backbone, read_target_config(directory))
 
 
 def tiny_head(
@@ -158,8 +157,3 @@ def found(config: TargetConfig) -> MtpSource:
     source = find_head(config)
     assert source is not None
     return source
-
-
-def moe_config() -> dict[str, Any]:
-    """config.json of the tiny hybrid with experts in every layer."""
-    return raw_config("hybrid", **MOE)
