@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.options import GenerateOptions, parse_speculation
+from ..core.options import GenerateOptions, parse_mtp_hidden, parse_speculation
 from ..core.results import Chunk, PrefillProgress
 from .params import (
     BlockSizeOption,
     DrafterOption,
+    DraftTokensOption,
     DtypeOption,
+    GateOption,
     ModelOption,
+    MtpHiddenOption,
+    MtpOption,
     PromptFileOption,
     ReasoningOption,
     SpeculationOption,
@@ -49,6 +53,10 @@ def generate(
         int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens to emit.")
     ] = GenerateOptions.max_tokens,
     block_size: BlockSizeOption = None,
+    draft_tokens: DraftTokensOption = GenerateOptions.draft_tokens,
+    gate: GateOption = GenerateOptions.gate,
+    mtp: MtpOption = None,
+    mtp_hidden: MtpHiddenOption = "post",
     stop: Annotated[
         list[str] | None,
         typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated."),
@@ -92,11 +100,13 @@ def generate(
     options = GenerateOptions(
         max_tokens=max_tokens,
         block_size=block_size,
+        draft_tokens=draft_tokens,
+        gate=gate,
         prefill_step_size=prefill_step_size,
         stop=tuple(stop or ()),
         profile=profile,
     )
-    requested = parse_speculation(speculation)
+    requested, hidden = parse_speculation(speculation), parse_mtp_hidden(mtp_hidden)
     source = read_prompt(prompt, prompt_file, patient=model is not None)
     if source.note and not quiet:
         print_note(source.note)
@@ -104,7 +114,16 @@ def generate(
     with progress:
         from ..drafters.pair import load_pair
 
-        pair = load_pair(model, drafter, requested, dtype, progress=progress.say)
+        pair = load_pair(
+            model,
+            drafter,
+            requested,
+            dtype,
+            progress=progress.say,
+            mtp=mtp,
+            mtp_hidden=hidden,
+            reserve=gate,
+        )
     for note in () if quiet else pair.target.config.repairs.notes:
         print_note(note)
     # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
@@ -167,6 +186,8 @@ def _print_footer(pair: Pair, generation: Generation, *, stats: bool) -> None:
     note = "" if on_cpu() else "identity with plain decoding: not verified on this device"
     block = generation.block.describe()
     print_note(format_footer(pair.route, generation.stats, block, note))
+    for ignored in pair.route.notes(generation.options):
+        print_note(ignored)
     if stats:
         print_note(format_accept_profile(generation.stats))
     if generation.stats.phase_sec:

@@ -75,12 +75,12 @@ class Generation:
         self.position = 0
         self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
         self._clock = clock
-        drafters = [one for one in (drafter, reserve) if one is not None]
+        drafters = [] if drafter is None else [drafter, *([reserve] if reserve else [])]
         self.contexts = Contexts(drafters)
         self.blocks = {one.name: one.block(self.options) for one in drafters}
         self.block = next(iter(self.blocks.values()), NO_BLOCK)
         self.picker = picker or make_picker(self.blocks, self.options, clock)
-        self._last_route = ""
+        self._last_route = self.picker.route
 
     def __iter__(self) -> Iterator[Event]:
         """The whole request, first to last event."""

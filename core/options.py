@@ -9,6 +9,9 @@ from .errors import OptionError
 
 Speculation = Literal["auto", "dflash", "mtp", "none"]
 SPECULATION_VALUES: tuple[Speculation, ...] = get_args(Speculation)
+MtpHidden = Literal["post", "pre"]
+"""Which hidden rows feed an MTP head: after the target's final norm, or before it."""
+MTP_HIDDEN_VALUES: tuple[MtpHidden, ...] = get_args(MtpHidden)
 
 MAX_DRAFT_TOKENS = 6
 """R17: an MTP head is chained for 1..6 drafts a round."""
@@ -61,6 +64,15 @@ def parse_speculation(text: str | None) -> Speculation:
     if value not in SPECULATION_VALUES:
         expected = "|".join(SPECULATION_VALUES)
         raise OptionError(f"invalid 'speculation' value '{text}' (expected {expected})")
+    return value
+
+
+def parse_mtp_hidden(text: str) -> MtpHidden:
+    """Trimmed and lower-cased; OptionError for anything but post and pre."""
+    value = text.strip().lower()
+    if value not in MTP_HIDDEN_VALUES:
+        expected = "|".join(MTP_HIDDEN_VALUES)
+        raise OptionError(f"invalid 'mtp-hidden' value '{text}' (expected {expected})")
     return value
 
 

@@ -17,14 +17,13 @@ from ..core.config import TargetConfig, read_json
 from ..core.drafter import Drafter
 from ..core.errors import DflashError
 from ..core.hub import resolve_directory
-from ..core.options import Speculation
+from ..core.options import MtpHidden, Speculation
 from ..core.target import Target
 from . import bundled
 from .config import read_drafter_config
 from .guards import check_pair
 from .kinds import classify
 from .load import check_files, load_drafter
-from .mtp import MtpHidden
 from .mtp_find import absence, find_head, is_head_folder, open_folder
 from .mtp_load import load_head
 

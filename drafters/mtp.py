@@ -6,7 +6,7 @@ mlx-lm's own modules. Sources: peers.md section 5, formats.md section 5.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,10 +19,7 @@ from mlx_lm.models.qwen3_next import (
 )
 
 from ..core.drafter import TargetRows
-from ..core.options import Block, GenerateOptions
-
-MtpHidden = Literal["post", "pre"]
-"""Which hidden row feeds the head: after the target's final norm, or before it."""
+from ..core.options import Block, GenerateOptions, MtpHidden
 
 
 class SharedEnds(Protocol):

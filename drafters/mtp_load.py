@@ -15,9 +15,10 @@ from mlx.utils import tree_flatten
 
 from ..core.device import on_cpu
 from ..core.errors import TensorError, UnsupportedModel
+from ..core.options import MtpHidden
 from ..core.safetensors import listing
 from ..core.target import Target
-from .mtp import MtpDrafter, MtpHidden, MtpModel
+from .mtp import MtpDrafter, MtpModel
 from .mtp_find import MtpSource
 
 DTYPES = ("BF16", "F16", "F32", "U32", "U8")

@@ -12,11 +12,10 @@ from ..core.config import read_target_config
 from ..core.decode import Generation
 from ..core.drafter import Drafter
 from ..core.loading import load_target
-from ..core.options import GenerateOptions, parse_speculation
+from ..core.options import GenerateOptions, MtpHidden, parse_speculation
 from ..core.target import Target
 from . import bundled
 from .candidates import Request, drafter_dtype, find_candidates, locate, tolerate
-from .mtp import MtpHidden
 from .routes import Attempt, Route, choose_route
 
 Progress = Callable[[str], None]

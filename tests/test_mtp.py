@@ -16,9 +16,9 @@ from tiny_mtp import MOE, head_tensors, tiny_head
 from dflash_suite.core.decode import Generation
 from dflash_suite.core.drafter import TargetRows
 from dflash_suite.core.errors import OptionError
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import GenerateOptions, MtpHidden
 from dflash_suite.core.target import Target
-from dflash_suite.drafters.mtp import MtpDrafter, MtpHidden
+from dflash_suite.drafters.mtp import MtpDrafter
 from dflash_suite.drafters.pair import Pair
 
 

@@ -170,6 +170,31 @@ def test_rows_wait_but_not_without_end(hybrid: Target, plain: list[int]) -> None
     assert generation.stats.drafter_resets == 0
 
 
+def test_a_switch_waits_for_the_device_once(
+    hybrid: Target, plain: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the last route left undone must not be timed as the next one's."""
+    waits: list[int] = []
+    real = mx.eval
+    counts = []
+
+    def counted(*arrays: Any) -> None:
+        waits.append(len(arrays))
+        real(*arrays)
+
+    for routes in (("dflash",), CYCLE):
+        drafters = [scripted(hybrid, plain, "dflash", 3, 8), scripted(hybrid, plain, "mtp", 1, 5)]
+        picker = ScriptedPicker(routes)
+        with monkeypatch.context() as patch:
+            patch.setattr(mx, "eval", counted)
+            generation = run(hybrid, drafters, picker, 40)
+        passes = generation.stats.target_passes
+        counts.append(len(waits) - passes)
+        waits.clear()
+    switches = generation.stats.target_passes - 1  # the cycle takes another route every round
+    assert counts[1] - counts[0] == switches > 10
+
+
 def test_a_lost_context_is_realigned(hybrid: Target, plain: list[int]) -> None:
     """A drafter that missed rows starts over at the right position (R10)."""
     dflash = scripted(hybrid, plain, "dflash", 3, 8)

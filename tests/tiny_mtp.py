@@ -12,8 +12,9 @@ import mlx.core as mx
 from tiny import HIDDEN, make_target, save_checkpoint
 
 from dflash_suite.core.config import TargetConfig, read_target_config
+from dflash_suite.core.options import MtpHidden
 from dflash_suite.core.target import Target
-from dflash_suite.drafters.mtp import MtpDrafter, MtpHidden
+from dflash_suite.drafters.mtp import MtpDrafter
 from dflash_suite.drafters.mtp_find import MtpSource, find_head
 from dflash_suite.drafters.mtp_load import load_head
 
