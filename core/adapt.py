@@ -1,12 +1,14 @@
 """Rows of a verify block, adapted to what its drafts are worth.
 
-The share of a block that is emitted proposes half or twice the rows (requirements.md section 2);
-realized time decides, because rows that cost almost nothing are worth keeping at any share.
+The share of a block that is emitted proposes half or twice the rows (requirements.md section 2).
+Where speculation loses to plain steps, half the rows are taken at once. Elsewhere realized time
+decides, after a trial: rows that cost almost nothing are worth keeping at any share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -17,75 +19,91 @@ class AdaptSettings:
     keep: float = 0.5
     grow_at: float = 0.75
     shrink_at: float = 0.5
+    losing_rounds: int = 4
+    losing_ratio: float = 0.7
     trial_rounds: int = 8
     first_ban_rounds: int = 48
     max_ban_rounds: int = 768
 
 
-@dataclass
-class Record:
-    """What a block size brought: seconds and tokens of its recent rounds, newest last."""
+@dataclass(frozen=True)
+class Trial:
+    """A size under test, against `sec_per_token` of the size before it."""
 
-    rounds: list[tuple[float, int]] = field(default_factory=list)
-    ban_rounds: int = 0
-    banned_until: int = 0
-
-    def sec_per_token(self) -> float:
-        """Mean over the rounds kept."""
-        return sum(sec for sec, _ in self.rounds) / sum(tokens for _, tokens in self.rounds)
+    rows_before: int
+    sec_per_token: float
 
 
 class AdaptiveBlock:
-    """The block size of one drafter, from its trained size down to two rows."""
+    """The block size of one drafter, from its full size down to two rows."""
 
     def __init__(self, max_rows: int, settings: AdaptSettings | None = None) -> None:
         self.settings = settings or AdaptSettings()
         self.max_rows = max_rows
         self.rows = max_rows
         self.share = 1.0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=self.settings.trial_rounds)
+        self._trial: Trial | None = None
         self._count = 0
-        self._before: int | None = None
-        self._records: dict[int, Record] = {}
+        self._bans: dict[int, tuple[int, int]] = {}
 
-    def record(self, tokens: int, rows: int, elapsed_sec: float) -> None:
-        """One round of `rows` rows that emitted `tokens`; a block cut short teaches nothing."""
+    def record(
+        self, tokens: int, rows: int, elapsed_sec: float, plain_sec: float | None = None
+    ) -> None:
+        """One round of `rows` rows that emitted `tokens`; a block cut short teaches nothing.
+
+        plain_sec: a plain step's time, where it is known.
+        """
         if rows != self.rows:
             return
         self._count += 1
-        record = self._records.setdefault(rows, Record())
-        record.rounds = [*record.rounds, (elapsed_sec, tokens)][-self.settings.trial_rounds :]
+        self._recent.append((elapsed_sec, tokens))
         keep = self.settings.keep
         self.share = keep * self.share + (1 - keep) * tokens / rows
-        if self._before is not None:
-            self._judge_trial(record, self._before)
-            return
-        proposed = self._proposed()
-        if proposed == rows or self._count < self._records.get(proposed, Record()).banned_until:
-            return
-        if len(record.rounds) >= self.settings.trial_rounds:
-            self._records[proposed] = Record(
-                ban_rounds=self._records.get(proposed, Record()).ban_rounds
-            )
-            self._before, self.rows = rows, proposed
+        enough = len(self._recent) == self.settings.trial_rounds
+        if self._trial is not None:
+            if enough:
+                self._judge(self._trial)
+        elif self._is_losing(plain_sec):
+            if self.share <= self.settings.shrink_at:
+                self._change(self._half())
+        elif enough:
+            self._propose()
 
-    def _proposed(self) -> int:
-        if self.share >= self.settings.grow_at:
-            return min(2 * self.rows, self.max_rows)
-        if self.share <= self.settings.shrink_at:
-            return max(self.rows // 2, min(self.settings.min_rows, self.max_rows))
-        return self.rows
+    def _is_losing(self, plain_sec: float | None) -> bool:
+        if plain_sec is None or len(self._recent) < self.settings.losing_rounds:
+            return False
+        return self._sec_per_token() * self.settings.losing_ratio > plain_sec
 
-    def _judge_trial(self, record: Record, before: int) -> None:
+    def _propose(self) -> None:
+        """Begin a trial of another size: half where most drafts fail, else twice the rows."""
+        failing = self.share <= self.settings.shrink_at
+        rows = self._half() if failing else min(2 * self.rows, self.max_rows)
+        _, banned_until = self._bans.get(rows, (0, 0))
+        eager = self.share >= self.settings.grow_at or failing
+        waited = eager or self._count >= self.settings.first_ban_rounds
+        if rows != self.rows and waited and self._count >= banned_until:
+            before, speed = self.rows, self._sec_per_token()
+            self._change(rows)
+            self._trial = Trial(before, speed)
+
+    def _judge(self, trial: Trial) -> None:
         """Stay at the new size, or go back and try it again only after a growing while."""
-        if len(record.rounds) < self.settings.trial_rounds:
+        self._trial = None
+        if self._sec_per_token() <= trial.sec_per_token:
+            self._bans.pop(self.rows, None)
             return
-        self._before = None
-        if record.sec_per_token() <= self._records[before].sec_per_token():
-            record.ban_rounds = 0
-            return
-        ban = min(
-            max(2 * record.ban_rounds, self.settings.first_ban_rounds),
-            self.settings.max_ban_rounds,
-        )
-        record.ban_rounds, record.banned_until = ban, self._count + ban
-        self.rows, self.share = before, 1.0
+        last, _ = self._bans.get(self.rows, (0, 0))
+        ban = min(max(2 * last, self.settings.first_ban_rounds), self.settings.max_ban_rounds)
+        self._bans[self.rows] = (ban, self._count + ban)
+        self._change(trial.rows_before)
+
+    def _change(self, rows: int) -> None:
+        self.rows, self.share = rows, 1.0 if rows > self.rows else self.share
+        self._recent.clear()
+
+    def _half(self) -> int:
+        return min(self.rows, max(self.rows // 2, self.settings.min_rows))
+
+    def _sec_per_token(self) -> float:
+        return sum(sec for sec, _ in self._recent) / sum(tokens for _, tokens in self._recent)

@@ -116,7 +116,8 @@ class Gate:
         if self._plain:
             self._after_plain_step(elapsed_sec)
         else:
-            self._blocks[self._names[self._index]].record(tokens, drafts + 1, elapsed_sec)
+            block = self._blocks[self._names[self._index]]
+            block.record(tokens, drafts + 1, elapsed_sec, self.plain_sec)
             self._after_round(tokens, elapsed_sec)
 
     def _after_plain_step(self, elapsed_sec: float) -> None:

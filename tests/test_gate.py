@@ -228,7 +228,7 @@ def test_the_adaptive_block_is_near_the_best_of_its_sizes(
         return simulate({"dflash2": source}, 5000, adaptive=adaptive).speed
 
     best = max(speed(rows, adaptive=False) for rows in (8, 4, 2))
-    assert speed(8, adaptive=True) >= 0.94 * best
+    assert speed(8, adaptive=True) >= 0.9 * best
 
 
 def test_the_block_halves_where_that_pays_and_returns_where_it_does_not() -> None:
@@ -243,6 +243,20 @@ def test_the_block_halves_where_that_pays_and_returns_where_it_does_not() -> Non
         blocks["flat"].record(max(1, rows // 3), rows, 1.0)
     assert blocks["linear"].rows == 2 and seen["linear"][2] > 150
     assert blocks["flat"].rows == 8 and 8 <= seen["flat"][4] <= 24
+
+
+def test_a_losing_block_shrinks_at_once() -> None:
+    """Where plain steps are faster there is no time for trials; two rows are the least."""
+    block = AdaptiveBlock(7)
+    sizes = []
+    for _ in range(12):
+        sizes.append(block.rows)
+        block.record(1, block.rows, float(block.rows), plain_sec=1.0)
+    assert sizes == [7] * 4 + [3] * 4 + [2] * 4
+    patient = AdaptiveBlock(7)
+    for _ in range(7):
+        patient.record(1, 7, 1.3, plain_sec=1.0)  # slower than plain, by less than rows can save
+    assert patient.rows == 7
 
 
 def test_a_cut_block_teaches_nothing() -> None:
