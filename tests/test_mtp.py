@@ -155,6 +155,19 @@ def test_a_random_head_changes_no_byte(tmp_path: Path, kind: Any, draft_tokens: 
     assert_as_fed_alone(generation.cache, model, [*ids, *plain[:-1]], len(ids))
 
 
+def test_a_broken_head_changes_no_byte(tmp_path: Path) -> None:
+    """B21: a head that only says NaN is never accepted and never in the way."""
+    tensors = head_tensors() | {"layers.0.self_attn.o_proj.weight": mx.full((64, 64), mx.nan)}
+    target, drafter = tiny_head(tmp_path, tensors)
+    ids = prompt(11)
+    options = GenerateOptions(max_tokens=30, gate=False)
+    generation = Generation(target, ids, PieceDetokenizer(), drafter=drafter, options=options)
+    for _ in generation:
+        pass
+    assert generation.emitter.token_ids == stock_greedy(target.backbone.model, ids, 30)
+    assert generation.stats.rounds > 20 and generation.stats.accepted < generation.stats.rounds
+
+
 def test_the_block_is_draft_tokens_and_ignores_block_size(tmp_path: Path) -> None:
     _, drafter = tiny_head(tmp_path)
     for count in range(1, 7):

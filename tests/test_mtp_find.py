@@ -31,12 +31,14 @@ from dflash_suite.core.drafter import TargetRows
 from dflash_suite.core.errors import (
     DrafterMismatch,
     ModelNotFound,
+    RouteUnavailable,
     TensorError,
     UnsupportedModel,
 )
 from dflash_suite.drafters.mtp import MtpDrafter
 from dflash_suite.drafters.mtp_find import absence, find_head, is_head_folder, open_folder
 from dflash_suite.drafters.mtp_load import load_head
+from dflash_suite.drafters.pair import load_pair
 
 
 def parameters(drafter: MtpDrafter) -> dict[str, Any]:
@@ -162,6 +164,17 @@ def test_no_head_says_why(tmp_path: Path) -> None:
     )
     assert find_head(config) is None
     assert "beyond its last" in absence(config)
+
+
+def test_a_head_that_conversion_dropped_is_missed_by_name(tmp_path: Path) -> None:
+    """A20: mlx-lm's own convert leaves the promise in config.json and drops the tensors."""
+    from mlx_lm import convert
+
+    save_target(tmp_path / "hf", prefixed(head_tensors()), mtp_num_hidden_layers=1)
+    assert find_head(read_target_config(tmp_path / "hf")) is not None
+    convert(str(tmp_path / "hf"), str(tmp_path / "mlx"))
+    with pytest.raises(RouteUnavailable, match="conversion drops them"):
+        load_pair(str(tmp_path / "mlx"), None, "mtp")
 
 
 def test_the_config_is_not_believed(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from tiny_mtp import head_tensors, prefixed
 from dflash_suite.core.errors import DflashError, OptionError, RouteUnavailable
 from dflash_suite.core.options import (
     GenerateOptions,
-    Speculation,
     parse_mtp_hidden,
-    parse_speculation,
 )
 from dflash_suite.drafters.pair import Pair, load_pair
 from dflash_suite.drafters.routes import Attempt, Route, choose_route
@@ -28,7 +26,6 @@ HEADS = {
     "bad": {**head_tensors(), "fc.weight": mx.zeros((64, 64))},
     "absent": None,
 }
-FIRST = {"ok": "dflash2", "bad": None, "absent": None}
 PROBLEMS = {
     ("dflash", "bad"): "dflash2 drafter vocab 256 != target 512",
     ("dflash", "absent"): "no drafter was given",
@@ -139,14 +136,7 @@ def test_the_pre_norm_variant_is_selectable(places: Path) -> None:
         assert pair.drafter is not None and pair.drafter.tap_ids == taps
 
 
-def test_values_are_parsed() -> None:
-    values: list[tuple[str | None, Speculation]] = [
-        (" MTP ", "mtp"), ("off", "none"), ("", "auto"), (None, "auto"), ("DFlash", "dflash"),
-    ]  # fmt: skip
-    for text, expected in values:
-        assert parse_speculation(text) == expected
-    with pytest.raises(OptionError, match=r"expected auto\|dflash\|mtp\|none"):
-        parse_speculation("mtp2")
+def test_mtp_hidden_values() -> None:
     assert parse_mtp_hidden(" Pre ") == "pre"
     with pytest.raises(OptionError, match=r"expected post\|pre"):
         parse_mtp_hidden("both")
