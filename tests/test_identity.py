@@ -234,7 +234,7 @@ def test_illegal_drafts_are_fed_as_legal_ids() -> None:
             on.prompt_ids,
             PieceDetokenizer(),
             drafter=drafter,
-            options=GenerateOptions(max_tokens=10),
+            options=GenerateOptions(max_tokens=10, gate=False),
         )
         list(generation)
         fed = [token for ids in counting.embedded for token in as_ids(ids[0])]

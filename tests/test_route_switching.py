@@ -14,13 +14,14 @@ import pytest
 from scripted import ScriptedDrafter, wrong_at
 from snapshots import assert_as_fed_alone, bits
 from tiny import PieceDetokenizer, assert_varied, make_target, prompt, stock_greedy
+from tiny_drafter import make_drafter
 from tiny_mtp import MOE, head_tensors, tiny_head
 
 from dflash_suite.core.decode import Generation
 from dflash_suite.core.drafter import Drafter
 from dflash_suite.core.feed import BACKLOG_ROWS
 from dflash_suite.core.gate import PLAIN, FixedRoute
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import GenerateOptions, MtpHidden
 from dflash_suite.core.target import Target
 from dflash_suite.drafters.mtp import MtpDrafter
 from dflash_suite.drafters.pair import Pair
@@ -251,31 +252,34 @@ def test_random_routes_on_the_bundled_pair(
         assert all(stats.rounds_by_route[route] > 0 for route in routes)
 
 
+@pytest.mark.parametrize("hidden", ["post", "pre"])
 @pytest.mark.parametrize("route", ["dflash2", "mtp"])
-def test_a_second_drafter_alive_changes_no_draft(
-    bundled_pair: Pair, bundled_mtp: MtpDrafter, bundled_prompts: list[dict[str, Any]], route: str
+def test_a_second_drafter_alive_changes_no_context(
+    tmp_path: Path, route: str, hidden: MtpHidden
 ) -> None:
     """A prompt beyond the sliding window, in chunks: each context as if it were the only one."""
-    ids = [token for record in bundled_prompts[8:13] for token in record["prompt_ids"]]
-    assert len(ids) > 300 and bundled_pair.drafter is not None
-    own = bundled_pair.drafter if route == "dflash2" else bundled_mtp
-    lengths = []
-    for drafters in ((own, None), (bundled_pair.drafter, bundled_mtp)):
+    target, head = tiny_head(tmp_path / "target", hidden=hidden)
+    block = make_drafter(tmp_path / "drafter", "dflash2", ends=target)
+    own: Drafter = block if route == "dflash2" else head
+    contexts = []
+    for drafter, reserve in ((own, None), (block, head)):
         generation = Generation(
-            bundled_pair.target,
-            ids,
-            bundled_pair.tokenizer.detokenizer,
-            drafter=drafters[0],
-            reserve=drafters[1],
-            options=GenerateOptions(max_tokens=16, prefill_step_size=50),
+            target,
+            prompt(50),
+            PieceDetokenizer(),
+            drafter=drafter,
+            reserve=reserve,
+            options=GenerateOptions(max_tokens=20, prefill_step_size=7),
             picker=FixedRoute(route),
         )
         for _ in generation:
             pass
-        assert generation.stats.rounds > 0 and generation.stats.drafter_resets == 0
-        lengths.append((generation.emitter.token_ids, generation.stats.accept_lengths))
-    assert lengths[0] == lengths[1]
-    assert generation.stats.accepted > 0
+        assert generation.stats.rounds > 5 and generation.stats.drafter_resets == 0
+        contexts.append([bits(array) for array in own.state()])
+    assert contexts[0] == contexts[1] and len(contexts[0]) > 2
+    other = head if route == "dflash2" else block
+    generation.contexts.align(other.name, generation.position)
+    assert other.position == generation.position and generation.stats.drafter_resets == 0
 
 
 def test_the_gate_on_a_real_clock_changes_no_id(
