@@ -10,12 +10,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from families import save_family
 from mlx.utils import tree_flatten
 from naive_drafter import as_float64
 from naive_mtp import NaiveHead
-from snapshots import bits
-from tiny import HIDDEN, VOCAB, as_ids, prompt
+from snapshots import assert_as_fed_alone, bits
+from tiny import HIDDEN, VOCAB, as_ids, prompt, stock_greedy
 from tiny_mtp import (
+    EXPERT_WIDTH,
     MOE,
     found,
     head_tensors,
@@ -35,6 +37,7 @@ from dflash_suite.core.errors import (
     TensorError,
     UnsupportedModel,
 )
+from dflash_suite.core.options import GenerateOptions
 from dflash_suite.drafters.mtp import MtpDrafter
 from dflash_suite.drafters.mtp_find import absence, find_head, is_head_folder, open_folder
 from dflash_suite.drafters.mtp_load import load_head
@@ -292,3 +295,33 @@ def test_nothing_is_read_before_the_names_fit(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(TensorError, match="truncated"):
         find_head(read_target_config(tmp_path))
+
+
+FAMILIES = [
+    ("qwen3_5", "dense", True, "mtp.safetensors"),
+    ("qwen3_5", "dense", False, "model-mtp.safetensors"),
+    ("qwen3_5_moe", "fused", True, "model-mtp.safetensors"),
+    ("qwen3_5_moe", "switch", False, "mtp.safetensors"),
+    ("qwen3_next", "numbered", True, "mtp.safetensors"),
+    ("qwen3_next", "switch", False, "mtp/weights.safetensors"),
+]
+
+
+@pytest.mark.parametrize(("family", "layout", "hf", "file"), FAMILIES)
+def test_every_family_decodes_with_its_head(
+    tmp_path: Path, family: str, layout: Any, hf: bool, file: str
+) -> None:
+    """From the directory to the ids, in HF and in converted layouts, dense and with experts."""
+    changes = {} if layout == "dense" else {"moe_intermediate_size": EXPERT_WIDTH}
+    save_family(tmp_path, family, **changes)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    mx.save_safetensors(str(tmp_path / file), prefixed(head_tensors(layout, hf=hf)))
+    pair = load_pair(str(tmp_path), None, "mtp")
+    ids = prompt(9)
+    run = pair.generate(ids, GenerateOptions(max_tokens=40, gate=False))
+    for _ in run:
+        pass
+    plain = stock_greedy(pair.target.backbone.model, ids, 40)
+    assert run.emitter.token_ids == plain and len(set(plain)) > 10
+    assert run.stats.rounds > 5 and run.stats.rounds_by_route == {"mtp": run.stats.rounds}
+    assert_as_fed_alone(run.cache, pair.target.backbone.model, [*ids, *plain[:-1]], len(ids))
