@@ -312,7 +312,7 @@ def test_every_family_decodes_with_its_head(
     tmp_path: Path, family: str, layout: Any, hf: bool, file: str
 ) -> None:
     """From the directory to the ids, in HF and in converted layouts, dense and with experts."""
-    changes = {} if layout == "dense" else {"moe_intermediate_size": EXPERT_WIDTH}
+    changes: dict[str, Any] = {} if layout == "dense" else {"moe_intermediate_size": EXPERT_WIDTH}
     save_family(tmp_path, family, **changes)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     mx.save_safetensors(str(tmp_path / file), prefixed(head_tensors(layout, hf=hf)))
