@@ -64,5 +64,6 @@ def main(
 ) -> None:
     """Speculative decoding on MLX: several tokens per pass, the text exactly the model's own.
 
-    A target (Qwen3.5 hybrids, plain transformers) is sped up by a DFlash or DFlash2 drafter.
+    A target (Qwen3.5 hybrids, plain transformers) is sped up by a DFlash or DFlash2 drafter, or by
+    its own MTP head.
     """

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.options import GenerateOptions, parse_speculation
+from ..core.options import GenerateOptions, parse_mtp_hidden, parse_speculation
 from ..core.results import Chunk, PrefillProgress
 from .params import (
     BlockSizeOption,
     DrafterBitsOption,
     DrafterOption,
+    DraftTokensOption,
     DtypeOption,
+    GateOption,
     ModelOption,
+    MtpHiddenOption,
+    MtpOption,
     PromptFileOption,
     ReasoningOption,
     SpeculationOption,
@@ -51,6 +55,10 @@ def generate(
         int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens to emit.")
     ] = GenerateOptions.max_tokens,
     block_size: BlockSizeOption = None,
+    draft_tokens: DraftTokensOption = GenerateOptions.draft_tokens,
+    gate: GateOption = GenerateOptions.gate,
+    mtp: MtpOption = None,
+    mtp_hidden: MtpHiddenOption = "post",
     stop: Annotated[
         list[str] | None,
         typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated."),
@@ -94,11 +102,13 @@ def generate(
     options = GenerateOptions(
         max_tokens=max_tokens,
         block_size=block_size,
+        draft_tokens=draft_tokens,
+        gate=gate,
         prefill_step_size=prefill_step_size,
         stop=tuple(stop or ()),
         profile=profile,
     )
-    requested = parse_speculation(speculation)
+    requested, hidden = parse_speculation(speculation), parse_mtp_hidden(mtp_hidden)
     source = read_prompt(prompt, prompt_file, patient=model is not None)
     if source.note and not quiet:
         print_note(source.note)
@@ -107,7 +117,18 @@ def generate(
         from ..drafters.pair import load_pair
 
         report = progress.report(notes=not quiet)
-        pair = load_pair(model, drafter, requested, dtype, progress.say, drafter_bits, report)
+        pair = load_pair(
+            model,
+            drafter,
+            requested,
+            dtype,
+            progress=progress.say,
+            drafter_bits=drafter_bits,
+            report=report,
+            mtp=mtp,
+            mtp_hidden=hidden,
+            reserve=gate,
+        )
     for note in () if quiet else pair.target.config.repairs.notes:
         print_note(note)
     # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
@@ -175,6 +196,8 @@ def _print_footer(pair: Pair, generation: Generation, *, stats: bool) -> None:
     bits = getattr(pair.drafter, "bits", None)
     block = generation.block.describe() + (f", {bits}-bit drafter" if bits else "")
     print_note(format_footer(pair.route, generation.stats, block, note))
+    for ignored in pair.route.notes(generation.options):
+        print_note(ignored)
     if stats:
         print_note(format_accept_profile(generation.stats))
     if generation.stats.phase_sec:

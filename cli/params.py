@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..core.options import SPECULATION_VALUES
+from ..core.options import MAX_DRAFT_TOKENS, MTP_HIDDEN_VALUES, SPECULATION_VALUES
 
 ModelOption = Annotated[
     str | None,
@@ -25,8 +25,9 @@ DrafterOption = Annotated[
         "--drafter",
         "-d",
         metavar="DIR|HUB_ID",
-        help="DFlash or DFlash2 drafter. Omitted: MODEL/drafter where it exists, or the bundled "
-        "one (bundled:dflash2; bundled:dflash is there too) for the bundled target.",
+        help="DFlash or DFlash2 drafter, or an MTP head's folder. Omitted: MODEL/drafter where it "
+        "exists, or the bundled one (bundled:dflash2; bundled:dflash is there too) for the "
+        "bundled target.",
         show_default=False,
     ),
 ]
@@ -36,8 +37,9 @@ SpeculationOption = Annotated[
         "--speculation",
         "-s",
         metavar="|".join(SPECULATION_VALUES),
-        help="auto: a drafter where one can be used, else plain. dflash: that or an error. "
-        "none (or off): plain, and no drafter file is opened.",
+        help="auto: a DFlash drafter where one can be used, else the target's MTP head, else "
+        "plain. dflash, mtp: that or an error. none (or off): plain, and no drafter file is "
+        "opened.",
     ),
 ]
 DrafterBitsOption = Annotated[
@@ -64,7 +66,8 @@ BlockSizeOption = Annotated[
         "--block-size",
         min=2,
         metavar="ROWS",
-        help="Rows a verify pass: the last token and ROWS - 1 drafts. Default: min(trained, 7).",
+        help="Rows a verify pass: the last token and ROWS - 1 drafts. DFlash alone. Default: "
+        "min(trained, 7).",
         show_default=False,
     ),
 ]
@@ -76,6 +79,41 @@ ReasoningOption = Annotated[
         help="How much to reason before the answer, through the variable that the model's chat "
         "template has for it; an error where it has none. Omitted: the template's default.",
         show_default=False,
+    ),
+]
+DraftTokensOption = Annotated[
+    int,
+    typer.Option(
+        "--draft-tokens",
+        "-k",
+        min=1,
+        max=MAX_DRAFT_TOKENS,
+        metavar="K",
+        help="Drafts a round of the MTP head.",
+    ),
+]
+MtpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mtp",
+        metavar="DIR|HUB_ID",
+        help="MTP head in a folder of its own. Omitted: the one in the target's files.",
+        show_default=False,
+    ),
+]
+MtpHiddenOption = Annotated[
+    str,
+    typer.Option(
+        "--mtp-hidden",
+        metavar="|".join(MTP_HIDDEN_VALUES),
+        help="Hidden rows that feed the MTP head: after or before the target's final norm.",
+    ),
+]
+GateOption = Annotated[
+    bool,
+    typer.Option(
+        "--gate/--no-gate",
+        help="Leave a drafter that costs more time than it saves, and try it again later.",
     ),
 ]
 PromptFileOption = Annotated[

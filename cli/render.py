@@ -34,6 +34,9 @@ def format_footer(route: Route, stats: GenerationStats, block: str, device_note:
         parts.append(f"{stats.accept_rate:.0%} of drafts accepted")
     if stats.plain_steps:
         parts.append(f"{stats.plain_steps} plain steps")
+    if len(stats.rounds_by_route) > 1:
+        counts = (f"{name} {count}" for name, count in stats.rounds_by_route.items())
+        parts.append(f"rounds by route: {', '.join(counts)}")
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tok/s")
     if stats.ttft_sec is not None:

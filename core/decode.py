@@ -7,7 +7,7 @@ it prints nothing and knows a drafter only as a Protocol. Greedy selection is ml
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,13 @@ import mlx.core as mx
 
 from .accept import accept_prefix
 from .caches import cache_arrays, validate_absolute_boundary
-from .device import read_ids, start_eval
-from .drafter import Drafter, TargetRows
+from .device import read_ids
+from .drafter import Drafter
 from .emit import Detokenizer, Emitter, prime
 from .errors import PromptError
-from .options import GenerateOptions, resolve_block
+from .feed import Contexts
+from .gate import PLAIN, FixedRoute, Gate, RoutePicker
+from .options import NO_BLOCK, Block, GenerateOptions
 from .phases import PhaseTimer
 from .results import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from .target import Target, TargetPass
@@ -41,6 +43,9 @@ class Verified:
 class Generation:
     """One request: iterate it for events; `stats` and `emitter` are live while it runs.
 
+    drafter: what speculative rounds use, None for plain decoding; reserve: what the gate tries
+    where that does not pay; picker: another chooser of routes than options.gate says.
+
     Closing the iterator between two events leaves the caches as after the tokens emitted so far.
     """
 
@@ -51,11 +56,12 @@ class Generation:
         detokenizer: Detokenizer,
         *,
         drafter: Drafter | None = None,
+        reserve: Drafter | None = None,
         options: GenerateOptions | None = None,
+        picker: RoutePicker | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target = target
-        self.drafter = drafter
         self.options = options or GenerateOptions()
         self.prompt_ids = check_prompt(prompt_ids, target.config.vocab_size)
         prime(detokenizer, self.prompt_ids)
@@ -69,21 +75,24 @@ class Generation:
         self.position = 0
         self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
         self._clock = clock
-        self._tap_ids = drafter.tap_ids if drafter else ()
-        self.block = resolve_block(
-            drafter.trained_block_size if drafter else None, self.options.block_size
-        )
+        drafters = [] if drafter is None else [drafter, *([reserve] if reserve else [])]
+        self.contexts = Contexts(drafters)
+        self.blocks = {one.name: one.block(self.options) for one in drafters}
+        self.block = next(iter(self.blocks.values()), NO_BLOCK)
+        self.picker = picker or make_picker(self.blocks, self.options, clock)
+        self._last_route = self.picker.route
 
     def __iter__(self) -> Iterator[Event]:
         """The whole request, first to last event."""
         yield from self.prefill()
         started = self._clock()
         while self.emitter.reason is None:
-            self.phases.start()
-            drafts = self.draft()
+            route = self._next_route()
+            drafts = self.draft(route)
             verified = self.verify(drafts)
-            accepted, accept_length = self.accept(verified)
-            self.roll_back(verified, accept_length)
+            accepted, accept_length = self.accept(verified, route)
+            self.roll_back(verified, accept_length, route)
+            self.picker.finish(accept_length, len(verified.drafts))
             self.stats.decode_sec = self._clock() - started
             yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
         self.stats.peak_memory_bytes = mx.get_peak_memory()
@@ -92,34 +101,33 @@ class Generation:
     def prefill(self) -> Iterator[Event]:
         """Feed the prompt as mlx-lm does: the body in chunks, then the last token alone.
 
-        The drafter observes the trailing rows that can still matter to it (R8).
+        Each drafter observes the trailing rows that can still matter to it (R8).
         """
         started = self._clock()
         total = len(self.prompt_ids)
-        tap_base = self._start_drafter(total)
+        self.contexts.start(total)
         yield PrefillProgress(0, total)
         while self.position < total - 1:
             end = min(self.position + self.options.prefill_step_size, total - 1)
-            self._feed_prompt(end, tap_base)
-            mx.eval(cache_arrays(self.cache), self.drafter.state() if self.drafter else [])
+            self._feed_prompt(end)
+            mx.eval(cache_arrays(self.cache), self.contexts.state())
             mx.clear_cache()
             yield PrefillProgress(self.position, total)
-        hidden = self._feed_prompt(total, tap_base).hidden
+        hidden = self._feed_prompt(total).hidden
         first = read_ids(greedy(self.target.logits_from_hidden(hidden)))
         self.stats.ttft_sec = self._clock() - started
         yield PrefillProgress(total, total)
         self.emitter.take(first)
         yield Chunk(self.emitter.drain(), tuple(first))
 
-    def draft(self) -> mx.array | None:
+    def draft(self, route: str) -> mx.array | None:
         """Draft ids (k,), still on the device; None where this round is a plain step."""
-        count = min(self.block.draft_tokens, self.emitter.remaining)
-        if self.drafter is None or count < 1:
+        if route == PLAIN:
             return None
-        if self.drafter.position != self.position:  # R10: a gap costs acceptance, never bytes
-            self.drafter.reset(self.position)
-            self.stats.drafter_resets += 1
-        drafts = self.drafter.draft(self._anchor(), count)
+        limit = self.picker.draft_limit(self.blocks[route].draft_tokens)
+        drafter = self.contexts.align(route, self.position)
+        self.stats.drafter_resets = self.contexts.resets
+        drafts = drafter.draft(self._anchor(), min(limit, self.emitter.remaining))
         self.phases.mark("draft", [drafts])
         return drafts
 
@@ -131,7 +139,7 @@ class Generation:
             # A draft outside the vocabulary is fed as a legal id and can never be accepted.
             legal = mx.clip(drafts, 0, self.target.config.vocab_size - 1)
             row_ids = mx.concatenate([row_ids, legal.astype(row_ids.dtype)])
-        result = self.target.verify_rows(row_ids[None], self.cache, self._tap_ids)
+        result = self.target.verify_rows(row_ids[None], self.cache, self.contexts.tap_ids)
         self.stats.target_passes += 1
         choices = greedy(self.target.logits_from_hidden(result.hidden))
         mx.eval(choices) if drafts is None else mx.eval(choices, drafts)
@@ -139,11 +147,12 @@ class Generation:
         draft_list = [] if drafts is None else read_ids(drafts)
         return Verified(row_ids, result, draft_list, read_ids(choices))
 
-    def accept(self, verified: Verified) -> tuple[int, int]:
+    def accept(self, verified: Verified, route: str) -> tuple[int, int]:
         """(drafts kept, tokens emitted), cut at eos, stop string and max_tokens (R36)."""
         tokens = accept_prefix(verified.drafts, verified.choices)
         accept_length = self.emitter.take(tokens)
         accepted = min(len(tokens) - 1, accept_length)
+        self.stats.count_route(route)
         if verified.drafts:
             self.stats.count_round(len(verified.drafts), len(tokens) - 1, accept_length)
         else:
@@ -152,48 +161,37 @@ class Generation:
         self.phases.mark("accept", [])
         return accepted, accept_length
 
-    def roll_back(self, verified: Verified, keep: int) -> None:
-        """Keep the rows of the emitted tokens but the last, and show them to the drafter.
+    def roll_back(self, verified: Verified, keep: int, route: str) -> None:
+        """Keep the rows of the emitted tokens but the last, and show them to every drafter.
 
         The block's row 0 is the anchor, so `keep` emitted tokens leave `keep` rows.
         """
         rows = len(verified.choices)
         self.target.rollback(self.cache, verified.result.tape, keep, rows - keep)
-        if self.drafter is not None:
-            self._observe(verified.row_ids[:keep], verified.result)
+        self.contexts.observe(self.position, verified.row_ids[:keep], verified.result, active=route)
         before, self.position = self.position, self.position + keep
-        drafter_state = self.drafter.state() if self.drafter else []
-        if drafter_state and not verified.drafts:
-            start_eval(drafter_state)  # no draft is about to need them
-        self.phases.mark("rollback", [*cache_arrays(self.cache), *drafter_state])
+        self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])
         if self.position // CLEAR_CACHE_EVERY_TOKENS > before // CLEAR_CACHE_EVERY_TOKENS:
             mx.clear_cache()
 
-    def _start_drafter(self, prompt_tokens: int) -> int:
-        """Reset the drafter; returns the first prompt position that it observes."""
-        if self.drafter is None:
-            return prompt_tokens
-        rows = self.drafter.context_rows
-        tap_base = 0 if rows is None else max(0, prompt_tokens - rows)
-        self.drafter.reset(tap_base)
-        return tap_base
+    def _next_route(self) -> str:
+        """The round's route; at a switch the device first ends what the last one left to do."""
+        route = self.picker.route
+        if route != self._last_route:
+            mx.eval(cache_arrays(self.cache))
+            self._last_route = route
+        self.phases.start()
+        self.picker.start()
+        return route
 
-    def _feed_prompt(self, end: int, tap_base: int) -> TargetPass:
+    def _feed_prompt(self, end: int) -> TargetPass:
         ids = mx.array(self.prompt_ids[self.position : end])
-        watched = self.drafter is not None and end > tap_base
         result = self.target.forward_with_taps(
-            ids[None], self.cache, self._tap_ids if watched else ()
+            ids[None], self.cache, self.contexts.taps_wanted(end)
         )
-        if watched:
-            self._observe(ids, result, skip=max(0, tap_base - self.position))
+        self.contexts.observe(self.position, ids, result, active=None)
         self.position = end
         return result
-
-    def _observe(self, ids: mx.array, result: TargetPass, skip: int = 0) -> None:
-        """Show the drafter the first len(ids) rows of a pass, less the first `skip`."""
-        assert self.drafter is not None
-        rows = TargetRows(self.position, ids, result.taps, result.hidden).keep(len(ids))
-        self.drafter.observe(rows.from_row(skip) if skip else rows)
 
     def _anchor(self) -> mx.array:
         """(1,): the last emitted token, which is not in the cache yet."""
@@ -201,6 +199,15 @@ class Generation:
 
     def _tail(self, count: int) -> tuple[int, ...]:
         return tuple(self.emitter.token_ids[-count:])
+
+
+def make_picker(
+    blocks: Mapping[str, Block], options: GenerateOptions, clock: Callable[[], float]
+) -> RoutePicker:
+    """The gate over these drafters, or with options.gate off the first of them, always."""
+    if options.gate and blocks:
+        return Gate({name: block.effective for name, block in blocks.items()}, clock)
+    return FixedRoute(next(iter(blocks), PLAIN))
 
 
 def greedy(logits: mx.array) -> mx.array:

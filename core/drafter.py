@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
+from .options import Block, GenerateOptions
+
 
 @dataclass(frozen=True)
 class TargetRows:
@@ -45,11 +47,10 @@ class Drafter(Protocol):
 
     @property
     def name(self) -> str:
-        """`dflash`, `dflash2`, ...: shown as the route."""
+        """`dflash`, `dflash2`, `mtp`: shown as the route."""
 
-    @property
-    def trained_block_size(self) -> int:
-        """Rows of the trained block: the anchor and block_size - 1 drafts."""
+    def block(self, options: GenerateOptions) -> Block:
+        """Rows a round under these options; OptionError where they ask for what it cannot do."""
 
     @property
     def tap_ids(self) -> tuple[int, ...]:

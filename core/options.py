@@ -7,19 +7,30 @@ from typing import Literal, get_args
 
 from .errors import OptionError
 
-Speculation = Literal["auto", "dflash", "none"]
+Speculation = Literal["auto", "dflash", "mtp", "none"]
 SPECULATION_VALUES: tuple[Speculation, ...] = get_args(Speculation)
+MtpHidden = Literal["post", "pre"]
+"""Which hidden rows feed an MTP head: after the target's final norm, or before it."""
+MTP_HIDDEN_VALUES: tuple[MtpHidden, ...] = get_args(MtpHidden)
 
+MAX_DRAFT_TOKENS = 6
+"""R17: an MTP head is chained for 1..6 drafts a round."""
 MAX_DEFAULT_BLOCK = 7
 """R17: the default block is min(trained, 7), that is 6 drafts, where 8 was trained."""
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """How one request is decoded. Sizes are in tokens."""
+    """How one request is decoded. Sizes are in tokens.
+
+    block_size concerns DFlash drafters alone, draft_tokens the MTP head alone. gate: leave a
+    drafter that costs more time than it saves (core/gate.py).
+    """
 
     max_tokens: int = 256
     block_size: int | None = None
+    draft_tokens: int = 3
+    gate: bool = True
     prefill_step_size: int = 2048
     stop: tuple[str, ...] = ()
     profile: bool = False
@@ -31,6 +42,10 @@ class GenerateOptions:
             raise OptionError(
                 f"block_size {self.block_size} leaves no room for a draft: a block is the last "
                 "token and at least one draft, so give 2 or more"
+            )
+        if not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:
+            raise OptionError(
+                f"draft_tokens is {self.draft_tokens}, expected 1..{MAX_DRAFT_TOKENS}"
             )
         if any(not text for text in self.stop):
             raise OptionError("an empty stop string would end every answer at once; leave it out")
@@ -95,9 +110,21 @@ def parse_speculation(text: str | None) -> Speculation:
     return value
 
 
+def parse_mtp_hidden(text: str) -> MtpHidden:
+    """Trimmed and lower-cased; OptionError for anything but post and pre."""
+    value = text.strip().lower()
+    if value not in MTP_HIDDEN_VALUES:
+        expected = "|".join(MTP_HIDDEN_VALUES)
+        raise OptionError(f"invalid 'mtp-hidden' value '{text}' (expected {expected})")
+    return value
+
+
 @dataclass(frozen=True)
 class Block:
-    """Rows of a verify pass: asked for, trained, and used (1 where there is no drafter)."""
+    """Rows of a verify pass: asked for, trained, and used (1 where there is no drafter).
+
+    `trained` is None where no block was trained: an MTP head is chained.
+    """
 
     requested: int | None
     trained: int | None
@@ -111,7 +138,7 @@ class Block:
     def describe(self) -> str:
         """For the footer; empty where nothing is drafted."""
         if self.trained is None:
-            return ""
+            return f", up to {self.draft_tokens} drafts a round" if self.draft_tokens else ""
         source = "as asked" if self.requested else f"default min(trained, {MAX_DEFAULT_BLOCK})"
         return f", block {self.effective} of {self.trained} trained ({source})"
 
@@ -120,14 +147,16 @@ class Block:
         return {"requested": self.requested, "trained": self.trained, "effective": self.effective}
 
 
-def resolve_block(trained: int | None, requested: int | None) -> Block:
-    """The block that a drafter trained at `trained` rows runs with; None: no drafter.
+NO_BLOCK = Block(None, None, 1)
+"""A plain step: the anchor alone."""
+
+
+def resolve_block(trained: int, requested: int | None) -> Block:
+    """The block that a drafter trained at `trained` rows runs with.
 
     Never above the trained size: a block that was trained at 8 gains nothing at 16 (formats.md
     7.1), so asking for more is an error and not a silent cut.
     """
-    if trained is None:
-        return Block(requested, None, 1)
     if requested is not None and requested > trained:
         raise OptionError(
             f"block_size {requested} is above the {trained} that this drafter was trained for; "

@@ -47,7 +47,8 @@ class GenerationStats:
 
     `drafted` counts the drafts that were judged, i.e. those left after a cut at eos, a stop
     string or max_tokens: drafted == sum(trials), accepted == sum(accepts). `discarded` counts
-    the verified drafts that a cut threw away.
+    the verified drafts that a cut threw away. `rounds_by_route` counts rounds by drafter, and
+    plain steps as `none`.
     """
 
     prompt_tokens: int = 0
@@ -59,6 +60,7 @@ class GenerationStats:
     plain_steps: int = 0
     target_passes: int = 0
     drafter_resets: int = 0
+    rounds_by_route: dict[str, int] = field(default_factory=dict)
     accepts: list[int] = field(default_factory=list)
     trials: list[int] = field(default_factory=list)
     accept_lengths: list[int] = field(default_factory=list)
@@ -68,6 +70,10 @@ class GenerationStats:
     peak_memory_bytes: int = 0
     profiled: bool = False
     phase_sec: dict[str, float] = field(default_factory=dict)
+
+    def count_route(self, route: str) -> None:
+        """One round or plain step on `route`."""
+        self.rounds_by_route[route] = self.rounds_by_route.get(route, 0) + 1
 
     def count_round(self, proposed: int, accepted: int, accept_length: int) -> None:
         """Record one speculative round, after its cuts.
@@ -117,6 +123,7 @@ class GenerationStats:
             "plain_steps": self.plain_steps,
             "target_passes": self.target_passes,
             "drafter_resets": self.drafter_resets,
+            "rounds_by_route": self.rounds_by_route,
             "tokens_per_round": self.tokens_per_round,
             "accept_rate": self.accept_rate,
             "accepts": self.accepts,

@@ -1,1 +1,1 @@
-"""Drafters (DFlash, DFlash2), their checkpoints, and the guards that pair them with a target."""
+"""Drafters (DFlash, DFlash2, MTP heads), their checkpoints, and the guards that pair them."""

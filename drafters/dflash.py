@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..core.drafter import TargetRows
+from ..core.options import Block, GenerateOptions, resolve_block
 from .config import DrafterConfig
 from .context import ContextBuffer
 from .layers import CandidateSelector, Layer, Layer2
@@ -67,10 +68,9 @@ class DFlashDrafter:
         """Bits a weight of its projections: 16 where they are not packed."""
         return getattr(self.model.fc, "bits", 16)
 
-    @property
-    def trained_block_size(self) -> int:
-        """Rows of the trained block."""
-        return self.config.block_size
+    def block(self, options: GenerateOptions) -> Block:
+        """The trained block or what --block-size asks for; --draft-tokens is not its concern."""
+        return resolve_block(self.config.block_size, options.block_size)
 
     @property
     def tap_ids(self) -> tuple[int, ...]:

@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import RouteUnavailable
-from ..core.options import Speculation
+from ..core.options import GenerateOptions, Speculation
+
+LOADED = {"mtp": "the target's MTP head loaded"}
 
 
 @dataclass(frozen=True)
 class Route:
-    """requested: the --speculation value; route: `dflash`, `dflash2` or `none`; reason: a line."""
+    """requested: the --speculation value; route: `dflash`, `dflash2`, `mtp` or `none`; reason: a
+    line; reserve: what the gate tries where `route` does not pay, before plain decoding."""
 
     requested: Speculation
     route: str
     reason: str
+    reserve: str | None = None
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str | None]:
         """The `speculation` object of `--json`."""
-        return {"requested": self.requested, "route": self.route, "reason": self.reason}
+        return {
+            "requested": self.requested,
+            "route": self.route,
+            "reason": self.reason,
+            "reserve": self.reserve,
+        }
+
+    def notes(self, options: GenerateOptions) -> list[str]:
+        """Options that were given and do nothing on this route."""
+        if options.block_size is None or self.route.startswith("dflash"):
+            return []
+        return [f"--block-size concerns DFlash alone and is ignored on route {self.route}"]
 
 
-def choose_route(requested: Speculation, drafter: str | None, problem: str | None) -> Route:
-    """drafter: name of the loaded drafter; problem: why there is none.
+@dataclass(frozen=True)
+class Attempt:
+    """What became of one kind of drafter: its name where it is loaded, else the problem."""
 
-    An explicit `dflash` without a drafter is RouteUnavailable, never plain decoding in silence.
+    name: str | None = None
+    problem: str = ""
+
+
+def choose_route(requested: Speculation, attempts: Sequence[Attempt]) -> Route:
+    """The first loaded drafter runs, a second one is the reserve; none means plain decoding.
+
+    attempts: in the order in which they are tried. An explicit `dflash` or `mtp` without its
+    drafter is RouteUnavailable, never another route in silence.
     """
     if requested == "none":
         return Route(requested, "none", "speculation is off by request")
-    if drafter is not None:
-        return Route(requested, drafter, f"{drafter} drafter loaded")
-    reason = problem or "no drafter was given"
-    if requested == "dflash":
+    problems = [attempt.problem for attempt in attempts if attempt.problem]
+    loaded = [attempt.name for attempt in attempts if attempt.name is not None]
+    if loaded:
+        first, reserve = loaded[0], loaded[1] if len(loaded) > 1 else None
+        reasons = [LOADED.get(first, f"{first} drafter loaded")]
+        reasons += [f"{reserve} in reserve"] if reserve else []
+        return Route(requested, first, "; ".join([*reasons, *problems]), reserve)
+    reason = "; ".join(problems)
+    if requested != "auto":
+        option = {"dflash": "--drafter", "mtp": "--mtp"}[requested]
         raise RouteUnavailable(
-            f"--speculation dflash cannot run: {reason}. Give one with --drafter DIR, or use "
+            f"--speculation {requested} cannot run: {reason}. Give one with {option} DIR, or use "
             "--speculation auto"
         )
     return Route(requested, "none", reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ import mlx.core as mx
 from ..core.decode import Generation
 from ..core.drafter import Drafter, TargetRows
 from ..core.emit import Detokenizer
-from ..core.options import GenerateOptions
+from ..core.options import Block, GenerateOptions
 from ..core.safetensors import ITEM_BYTES
 from ..core.target import Target
 from .slab import Slab, read_fully, to_array
@@ -95,10 +95,9 @@ class Shadowed:
         """The leader's."""
         return self._leader.name
 
-    @property
-    def trained_block_size(self) -> int:
+    def block(self, options: GenerateOptions) -> Block:
         """The leader's."""
-        return self._leader.trained_block_size
+        return self._leader.block(options)
 
     @property
     def tap_ids(self) -> tuple[int, ...]:
@@ -146,8 +145,11 @@ def compare_drafters(
     prompts: Sequence[Sequence[int]],
     options: GenerateOptions,
 ) -> Agreement:
-    """Decode every prompt with `before` (and `after` in its shadow), then with `after` alone."""
-    result = Agreement()
+    """Decode every prompt with `before` (and `after` in its shadow), then with `after` alone.
+
+    Every round is speculative: a gate would leave out those of a drafter that loses time here.
+    """
+    result, options = Agreement(), replace(options, gate=False)
     for prompt_ids in prompts:
         shadowed = Shadowed(before, after)
         first = _decode(target, prompt_ids, new_detokenizer(), shadowed, options)

@@ -14,7 +14,7 @@ from dflash_suite.core.results import Chunk
 
 def main(prompt: str) -> None:
     """Print the answer, how it was made, and whether plain decoding gives the same ids."""
-    options = GenerateOptions(max_tokens=64)
+    options = GenerateOptions(max_tokens=64, gate=False)
     pair = dflash_suite.load()  # or dflash_suite.load("owner/target", "owner/drafter")
     generation = pair.generate(prompt, options)
     text = "".join(event.text for event in generation if isinstance(event, Chunk))

@@ -15,7 +15,9 @@ from dflash_suite.core.results import Chunk, Finished, PrefillProgress
 def main(prompt: str) -> None:
     """Stream one answer, one bar a round."""
     pair = dflash_suite.load(drafter="bundled:dflash")
-    generation = pair.generate(prompt, GenerateOptions(max_tokens=48, stop=("\nclass ",)))
+    generation = pair.generate(
+        prompt, GenerateOptions(max_tokens=48, stop=("\nclass ",), gate=False)
+    )
     for event in generation:
         if isinstance(event, PrefillProgress) and event.done == event.total:
             print(f"{event.total} prompt tokens in {generation.stats.ttft_sec:.2f} s")

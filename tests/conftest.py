@@ -8,11 +8,15 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from tiny import stock_greedy
 
 from dflash_suite.core.loading import LoadedTarget
 from dflash_suite.drafters.bundled import PROMPTS_FILE
+from dflash_suite.drafters.mtp import MtpDrafter
+from dflash_suite.drafters.mtp_find import find_head
+from dflash_suite.drafters.mtp_load import load_head
 from dflash_suite.drafters.pair import Pair, load_pair
 
 CACHE = tempfile.TemporaryDirectory(prefix="dflash-tests-")
@@ -48,6 +52,14 @@ def bundled_pairs() -> Mapping[str, Pair]:
 def bundled_pair(bundled_pairs: Mapping[str, Pair]) -> Pair:
     """The bundled target with its default drafter."""
     return bundled_pairs["dflash2"]
+
+
+@pytest.fixture(scope="session")
+def bundled_mtp(bundled_pair: Pair) -> MtpDrafter:
+    """The bundled target's own MTP head, in float32."""
+    source = find_head(bundled_pair.target.config)
+    assert source is not None
+    return load_head(source, bundled_pair.target, mx.float32)
 
 
 @pytest.fixture(scope="session")

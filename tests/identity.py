@@ -3,10 +3,10 @@
     python tests/identity.py [--prompts N] [--stdlib N] [--blocks 2,8] [--seed S]
 
 For each prompt the ids of mlx-lm's stream_generate, of the suite's plain loop, and of both drafters
-at every block must be the same, and where prompts.jsonl records a reference run (block 8), the
-accept length of every round too. Prompts are those of prompts.jsonl, and pieces of the running
-interpreter's own standard library, cut at a seed that is printed. Takes about half an hour whole;
-test_bundled_identity.py runs a part of it.
+and the MTP head at every block must be the same, and where prompts.jsonl records a reference run
+(block 8; MTP: 3 drafts, block 4), the accept length of every round too. The gate is off. Prompts
+are those of prompts.jsonl, and pieces of the running interpreter's own standard library, cut at a
+seed that is printed. Takes about 45 minutes whole; test_bundled_identity.py runs a part of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from mlx_lm import load, stream_generate
 
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import MAX_DRAFT_TOKENS, GenerateOptions
 from dflash_suite.core.results import Chunk, GenerationStats
 from dflash_suite.drafters.bundled import PROMPTS_FILE, ROOT
 from dflash_suite.drafters.pair import Pair, encode_text, load_pair
@@ -32,7 +32,8 @@ from dflash_suite.drafters.pair import Pair, encode_text, load_pair
 DRAFTERS = ("dflash", "dflash2")
 MAX_TOKENS = 200
 """Length of the reference runs in prompts.jsonl."""
-REFERENCE_BLOCK = 8
+RECORDED = {"dflash": ("dflash", 8), "dflash2": ("dflash2", 8), "mtp": ("mtp3", 4)}
+"""Name and block of each arm's reference run in prompts.jsonl."""
 BLOCKS = (2, 3, 4, 5, 6, 7, 8)
 STDLIB_BLOCKS = (7, 8)
 """The default block and the trained one: the prompts of the standard library run at these."""
@@ -94,7 +95,7 @@ def bundled_cases(count: int | None = None, names: Sequence[str] = ()) -> list[C
             record["name"],
             tuple(record["prompt_ids"]),
             tuple(record["plain_ids"]),
-            {name: record[name]["accept_lengths"] for name in DRAFTERS},
+            {arm: record[name]["accept_lengths"] for arm, (name, _) in RECORDED.items()},
         )
         for record in records[:count]
     ]
@@ -129,7 +130,10 @@ def stock_ids(model: Any, tokenizer: Any, prompt_ids: Sequence[int], max_tokens:
 
 def decode(pair: Pair, case: Case, block: int | None, max_tokens: int) -> tuple[list[int], Any]:
     """(ids, stats) of one request through the suite."""
-    options = GenerateOptions(max_tokens=max_tokens, block_size=block)
+    size: dict[str, int | None] = {"block_size": block}
+    if block is not None and pair.route.route == "mtp":
+        size = {"draft_tokens": block - 1}
+    options = GenerateOptions(max_tokens=max_tokens, gate=False, **size)  # type: ignore[arg-type]
     run = pair.generate(case.prompt_ids, options)
     ids = [token for event in run if isinstance(event, Chunk) for token in event.token_ids]
     return ids, run.stats
@@ -186,7 +190,7 @@ def drafter_arm(
         tally.tokens += len(ids)
         found = [difference(ids, reference, "ids")]
         recorded = case.accept_lengths.get(name)
-        if recorded and block == REFERENCE_BLOCK and max_tokens == MAX_TOKENS:
+        if recorded and block == RECORDED[name][1] and max_tokens == MAX_TOKENS:
             found.append(difference(stats.accept_lengths, recorded, "accept lengths"))
         tally.problems += [f"{case.name}: {problem}" for problem in found if problem]
     tally.check_not_vacuous()
@@ -209,8 +213,11 @@ def run(args: argparse.Namespace) -> Iterator[Tally]:
     cases = bundled + stdlib_cases(first.tokenizer, args.stdlib, args.seed)
     tally, references = plain_arm(model, first, cases, args.max_tokens)
     yield tally
+    pairs["mtp"] = load_pair(speculation="mtp", dtype="float32")
     for name, pair in pairs.items():
         for block in args.blocks:
+            if name == "mtp" and block > MAX_DRAFT_TOKENS + 1:
+                continue
             count = len(cases) if block in STDLIB_BLOCKS else len(bundled)
             yield drafter_arm(name, pair, block, cases[:count], references[:count], args.max_tokens)
 

@@ -13,6 +13,7 @@ import mlx.core as mx
 from tiny import as_ids
 
 from dflash_suite.core.drafter import TargetRows
+from dflash_suite.core.options import Block, GenerateOptions, resolve_block
 
 Policy = Callable[[list[int], int], mx.array]
 """(right ids, round number from 0) -> draft ids (len(right),)."""
@@ -107,6 +108,10 @@ class ScriptedDrafter:
     reset_positions: list[int] = field(default_factory=list)
     observed: list[TargetRows] = field(default_factory=list)
     dropped: list[TargetRows] = field(default_factory=list)
+
+    def block(self, options: GenerateOptions) -> Block:
+        """A block of `trained_block_size` rows, or what the options ask for."""
+        return resolve_block(self.trained_block_size, options.block_size)
 
     def reset(self, position: int) -> None:
         """Forget the context; a gap in the positions is legal only here."""

@@ -20,7 +20,7 @@ from dflash_suite.cli.prompting import BUILT_IN
 
 ROOT = Path(__file__).resolve().parent.parent
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "NO_COLOR": "1", "COLUMNS": "80"}
-SHORT = ["--max-tokens", "24"]
+SHORT = ["--max-tokens", "24", "--no-gate"]
 PROMPT = "def fibonacci(n):\n"
 
 
@@ -142,12 +142,51 @@ def test_failures_exit_1_with_one_line(tmp_path: Path) -> None:
         assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_auto_says_why_it_is_plain(tmp_path: Path) -> None:
+def test_auto_says_why_it_takes_another_route(tmp_path: Path) -> None:
     found = document("--raw", PROMPT, "-n", "4", "--drafter", str(tmp_path))
-    assert found["speculation"]["route"] == "none"
+    assert found["speculation"]["route"] == "mtp"
     assert str(tmp_path / "config.json") in found["speculation"]["reason"]
     result = run("--raw", PROMPT, "-n", "4", "--drafter", str(tmp_path))
-    assert "route none: " in result.stderr and "config.json" in result.stderr
+    assert "route mtp: " in result.stderr and "config.json" in result.stderr
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 3, 6])
+def test_the_mtp_head_gives_the_plain_ids(plain: dict[str, Any], draft_tokens: int) -> None:
+    more = ["-s", "mtp", "--draft-tokens", str(draft_tokens), "--block-size", "8"]
+    found = document("--raw", PROMPT, *SHORT, *more)
+    assert found["token_ids"] == plain["token_ids"] and found["text"] == plain["text"]
+    stats = found["stats"]
+    assert stats["rounds"] > 0 and 0 < stats["accepted"] < stats["drafted"]
+    assert len(stats["trials"]) == draft_tokens
+    assert stats["rounds_by_route"] == {"mtp": stats["rounds"]}
+    assert found["speculation"]["route"] == "mtp" and found["speculation"]["reserve"] is None
+
+
+def test_an_ignored_block_size_is_named() -> None:
+    result = run("--raw", PROMPT, *SHORT, "-s", "mtp", "--block-size", "4")
+    assert "--block-size concerns DFlash alone" in result.stderr
+    result = run("--raw", PROMPT, *SHORT, "-s", "dflash", "--block-size", "4")
+    assert "--block-size concerns" not in result.stderr
+
+
+def test_the_gate_is_on_by_default_and_counts_by_route(plain: dict[str, Any]) -> None:
+    found = document("--raw", PROMPT, "--max-tokens", "24")
+    assert found["token_ids"] == plain["token_ids"]
+    speculation, stats = found["speculation"], found["stats"]
+    assert (speculation["route"], speculation["reserve"]) == ("dflash2", "mtp")
+    assert stats["plain_steps"] >= 3 and stats["rounds"] > 0  # it began by measuring
+    counts = stats["rounds_by_route"]
+    assert sum(counts.values()) == stats["rounds"] + stats["plain_steps"]
+    assert counts["none"] == stats["plain_steps"]
+    ungated = document("--raw", PROMPT, *SHORT)
+    assert ungated["speculation"]["reserve"] is None and ungated["stats"]["plain_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    "args", [["--draft-tokens", "0"], ["--draft-tokens", "7"], ["--mtp-hidden", "both"]]
+)
+def test_mtp_usage_errors_exit_2(args: list[str]) -> None:
+    assert run("--raw", PROMPT, "-s", "mtp", *args).exit_code == 2
 
 
 def test_none_opens_no_drafter_file(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def generation(
         prompt_ids,
         PieceDetokenizer(pieces),
         drafter=drafter,
-        options=GenerateOptions(max_tokens=max_tokens, **options),
+        options=GenerateOptions(max_tokens=max_tokens, **{"gate": False, **options}),
         **more,
     )
 
@@ -628,7 +628,7 @@ def test_the_real_pair_streams_the_plain_text(
     bundled_pair: Pair, plain_reference: Callable[[list[int], int], list[int]]
 ) -> None:
     """ids as stock mlx-lm's; the streamed text is the decoded text, its first indentation too."""
-    run = bundled_pair.generate("def fibonacci(n):\n", GenerateOptions(max_tokens=40))
+    run = bundled_pair.generate("def fibonacci(n):\n", GenerateOptions(max_tokens=40, gate=False))
     text = "".join(chunk.text for chunk in finish(run))
     ids = run.emitter.token_ids
     assert ids == plain_reference(run.prompt_ids, 40)

@@ -160,7 +160,9 @@ def test_the_prompts_chunks_do_not_change_the_drafts(tmp_path: Path, length: int
     seen_by_step = {}
     for step in (1, 7, 32, 2048):
         drafter = Recorder(make_drafter(tmp_path / str(step), ends=target))
-        options = GenerateOptions(max_tokens=20, block_size=BLOCK, prefill_step_size=step)
+        options = GenerateOptions(
+            max_tokens=20, block_size=BLOCK, prefill_step_size=step, gate=False
+        )
         run = Generation(
             target, prompt(length), PieceDetokenizer(), drafter=drafter, options=options
         )

@@ -140,7 +140,7 @@ def test_any_target_decodes_its_own_tokens(
     """A14: a random drafter over every kind of head, and the ids of plain decoding."""
     drafter = make_drafter(tmp_path, kind, ends=target)
     ids = prompt(12)
-    options = GenerateOptions(max_tokens=40, block_size=BLOCK)
+    options = GenerateOptions(max_tokens=40, block_size=BLOCK, gate=False)
     run = Generation(target, ids, PieceDetokenizer(), drafter=drafter, options=options)
     tokens = [token for event in run if isinstance(event, Chunk) for token in event.token_ids]
     plain = stock_greedy(target.backbone.model, ids, 40)

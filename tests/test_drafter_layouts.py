@@ -213,7 +213,7 @@ def test_pairs_of_directories_decode_the_targets_own_ids(tmp_path: Path, name: s
     pair = load_pair(str(tmp_path / "target"), str(tmp_path / "drafter"), "dflash")
     assert pair.route.route == kind and pair.drafter is not None
     ids = prompt(20)
-    options = GenerateOptions(max_tokens=40, block_size=BLOCK)
+    options = GenerateOptions(max_tokens=40, block_size=BLOCK, gate=False)
     target = with_eos(pair.target, ())
     run = Generation(target, ids, PieceDetokenizer(), drafter=pair.drafter, options=options)
     list(run)

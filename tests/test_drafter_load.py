@@ -302,7 +302,7 @@ def test_a_generation_goes_on_without_the_file(tmp_path: Path) -> None:
     """R23, in the middle of an answer."""
     target, ids = make_target("dense"), prompt(10)
     drafter = make_drafter(tmp_path, ends=target)
-    options = GenerateOptions(max_tokens=30, block_size=6)
+    options = GenerateOptions(max_tokens=30, block_size=6, gate=False)
     run = Generation(target, ids, PieceDetokenizer(), drafter=drafter, options=options)
     tokens: list[int] = []
     for event in run:

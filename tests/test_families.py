@@ -50,7 +50,7 @@ def scripted(continuation: list[int]) -> ScriptedDrafter:
 
 def speculate(target: Target, ids: list[int], continuation: list[int]) -> Generation:
     """A finished run whose drafts were right and wrong."""
-    options = GenerateOptions(max_tokens=NEW_TOKENS, block_size=BLOCK)
+    options = GenerateOptions(max_tokens=NEW_TOKENS, block_size=BLOCK, gate=False)
     run = Generation(
         target, ids, PieceDetokenizer(), drafter=scripted(continuation), options=options
     )
@@ -179,7 +179,7 @@ def test_two_pairs_in_one_process_leave_plain_decoding_as_in_a_fresh_one(tmp_pat
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
     )
     references = dict(zip(names, map(json.loads, fresh.stdout.splitlines()), strict=True))
-    options = GenerateOptions(max_tokens=NEW_TOKENS, block_size=BLOCK)
+    options = GenerateOptions(max_tokens=NEW_TOKENS, block_size=BLOCK, gate=False)
     runs = {
         name: Generation(
             opened[name].target,

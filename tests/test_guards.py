@@ -97,14 +97,13 @@ def test_a_matching_drafter_without_weights_is_named(tmp_path: Path, kind: Draft
         load_pair(None, str(drafter), "dflash")
     assert str(drafter) in str(caught.value)
     pair = load_pair(None, str(drafter), "auto")
-    assert pair.drafter is None and pair.route.route == "none"
-    assert "has no weights" in pair.route.reason
+    assert pair.route.route == "mtp" and "has no weights" in pair.route.reason
 
 
-def test_auto_decodes_plainly_and_says_why(tmp_path: Path) -> None:
+def test_auto_goes_on_without_the_drafter_and_says_why(tmp_path: Path) -> None:
     drafter = save_drafter(tmp_path / "drafter")
     pair = load_pair(None, str(drafter), "auto")
-    assert pair.drafter is None and pair.route.route == "none"
+    assert pair.route.route == "mtp"
     assert "dflash2 drafter vocab 512 != target 4096" in pair.route.reason
     with pytest.raises(DrafterMismatch, match="vocab 512 != target 4096"):
         load_pair(None, str(drafter), "dflash")

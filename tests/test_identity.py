@@ -102,7 +102,7 @@ def run(
         on.prompt_ids,
         PieceDetokenizer(),
         drafter=drafter,
-        options=GenerateOptions(max_tokens=max_tokens, block_size=block_size),
+        options=GenerateOptions(max_tokens=max_tokens, block_size=block_size, gate=False),
     )
     chunks = [event for event in generation if isinstance(event, Chunk)]
     return Run(generation, drafter, chunks, counting.rows)
@@ -234,7 +234,7 @@ def test_illegal_drafts_are_fed_as_legal_ids() -> None:
             on.prompt_ids,
             PieceDetokenizer(),
             drafter=drafter,
-            options=GenerateOptions(max_tokens=10),
+            options=GenerateOptions(max_tokens=10, gate=False),
         )
         list(generation)
         fed = [token for ids in counting.embedded for token in as_ids(ids[0])]
@@ -277,7 +277,7 @@ def test_a_drafted_eos_does_not_end_the_answer() -> None:
         on.prompt_ids,
         PieceDetokenizer(),
         drafter=drafter,
-        options=GenerateOptions(max_tokens=TOKENS),
+        options=GenerateOptions(max_tokens=TOKENS, gate=False),
     )
     list(generation)
     assert generation.emitter.token_ids == on.plain[:TOKENS]
@@ -288,7 +288,10 @@ def test_a_drafted_eos_does_not_end_the_answer() -> None:
 def test_plain_decoding_is_stock_decoding(kind: Kind, precision: Precision) -> None:
     on = subject(kind, precision)
     generation = Generation(
-        on.target, on.prompt_ids, PieceDetokenizer(), options=GenerateOptions(max_tokens=TOKENS)
+        on.target,
+        on.prompt_ids,
+        PieceDetokenizer(),
+        options=GenerateOptions(max_tokens=TOKENS, gate=False),
     )
     list(generation)
     assert generation.emitter.token_ids == on.plain[:TOKENS]
@@ -308,7 +311,7 @@ def test_closing_between_any_two_events_leaves_whole_caches(kind: Kind) -> None:
             on.prompt_ids,
             PieceDetokenizer(),
             drafter=drafter,
-            options=GenerateOptions(max_tokens=TOKENS, block_size=4),
+            options=GenerateOptions(max_tokens=TOKENS, block_size=4, gate=False),
         )
         events = iter(generation)
         seen: list[Chunk] = []

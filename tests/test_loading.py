@@ -518,7 +518,7 @@ def test_nothing_of_mlx_lm_is_replaced(tmp_path: Path, kind: Kind) -> None:
         PROMPT_IDS,
         loaded.tokenizer.detokenizer,
         drafter=drafter,
-        options=GenerateOptions(max_tokens=20),
+        options=GenerateOptions(max_tokens=20, gate=False),
     )
     list(run)
     assert run.stats.rounds > 3 and run.stats.accepted > 3

@@ -9,6 +9,7 @@ import pytest
 
 from dflash_suite.core.errors import OptionError
 from dflash_suite.core.options import (
+    NO_BLOCK,
     SPECULATION_VALUES,
     GenerateOptions,
     parse_speculation,
@@ -21,7 +22,7 @@ from dflash_suite.core.options import (
     [
         (None, "auto"), ("", "auto"), ("  ", "auto"), ("auto", "auto"), (" AUTO\n", "auto"),
         ("dflash", "dflash"), (" DFlash ", "dflash"), ("none", "none"), ("None", "none"),
-        ("off", "none"), (" OFF", "none"),
+        ("off", "none"), (" OFF", "none"), ("mtp", "mtp"), (" Mtp", "mtp"),
     ],
 )  # fmt: skip
 def test_speculation_values(text: str | None, value: str) -> None:
@@ -52,7 +53,7 @@ def test_block(trained: int, requested: int | None, effective: int) -> None:
 
 
 def test_block_without_a_drafter() -> None:
-    block = resolve_block(None, None)
+    block = NO_BLOCK
     assert (block.effective, block.draft_tokens, block.describe()) == (1, 0, "")
 
 
@@ -70,6 +71,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("block_size", 1, "block_size 1 leaves no room for a draft"),
     ("block_size", 0, "block_size 0 leaves no room for a draft"),
     ("block_size", -2, "block_size -2 leaves no room for a draft"),
+    ("draft_tokens", 0, "draft_tokens is 0, expected 1..6"),
+    ("draft_tokens", 7, "draft_tokens is 7, expected 1..6"),
     ("stop", ("ok", ""), "an empty stop string would end every answer at once"),
 ]
 
@@ -84,6 +87,6 @@ def test_values_that_no_run_could_use(name: str, value: Any, message: str) -> No
 def test_options_are_frozen_and_have_defaults() -> None:
     options = GenerateOptions()
     assert options.max_tokens > 0 and options.block_size is None and options.stop == ()
-    assert options.profile is False
+    assert options.profile is False and options.gate is True and options.draft_tokens == 3
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.max_tokens = 3  # type: ignore[misc]

@@ -56,7 +56,7 @@ def decode(opened: LoadedTarget, count: int = 30) -> tuple[list[int], list[int]]
     stock = stock_greedy(opened.target.backbone.model, ids, 60)
     assert_varied(stock)
     drafter = ScriptedDrafter(mixed(VOCAB, 5), stock, 20, 6, tap_ids=(1,))
-    options = GenerateOptions(max_tokens=count, block_size=6)
+    options = GenerateOptions(max_tokens=count, block_size=6, gate=False)
     run = Generation(opened.target, ids, PieceDetokenizer(), drafter=drafter, options=options)
     list(run)
     assert 0 < run.stats.accepted < run.stats.drafted

@@ -116,7 +116,7 @@ def test_every_round_drafts_what_the_reference_drafts(
     pair = bundled_pairs[name]
     assert isinstance(pair.drafter, DFlashDrafter)
     recorder = Recorder(pair.drafter)
-    options = GenerateOptions(max_tokens=MAX_TOKENS, block_size=BLOCK_SIZE)
+    options = GenerateOptions(max_tokens=MAX_TOKENS, block_size=BLOCK_SIZE, gate=False)
     run = replace(pair, drafter=recorder).generate(prompts[index], options)
     tokens = [token for event in run if isinstance(event, Chunk) for token in event.token_ids]
     drafts = [as_ids(round_drafts) for round_drafts in recorder.drafts]

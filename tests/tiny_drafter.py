@@ -15,6 +15,7 @@ import mlx.core as mx
 from tiny import HIDDEN, LAYERS, VOCAB
 
 from dflash_suite.core.drafter import TargetRows
+from dflash_suite.core.options import Block, GenerateOptions
 from dflash_suite.drafters.config import read_drafter_config
 from dflash_suite.drafters.dflash import DFlashDrafter, TargetEnds
 from dflash_suite.drafters.kinds import DrafterKind
@@ -239,9 +240,8 @@ class Recorder:
     def name(self) -> str:
         return self._drafter.name
 
-    @property
-    def trained_block_size(self) -> int:
-        return self._drafter.trained_block_size
+    def block(self, options: GenerateOptions) -> Block:
+        return self._drafter.block(options)
 
     @property
     def tap_ids(self) -> tuple[int, ...]:
