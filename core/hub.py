@@ -18,6 +18,11 @@ NOT_DOWNLOADED = ("original/*", "metal/*", "onnx/*")
 
 def resolve_directory(reference: str) -> Path:
     """A local directory, or the snapshot of a hub id (downloaded, or from the local hub cache)."""
+    return local_directory(reference) or _download(reference)
+
+
+def local_directory(reference: str) -> Path | None:
+    """The directory that a reference names, None for a hub id; ModelNotFound for anything else."""
     path = Path(reference).expanduser()
     if path.is_dir():
         return path
@@ -28,7 +33,7 @@ def resolve_directory(reference: str) -> Path:
         raise ModelNotFound(
             f"{reference} is neither a directory here nor a hub id of the form owner/name"
         )
-    return _download(reference)
+    return None
 
 
 def _download(repository: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import mlx.core as mx
@@ -18,20 +17,17 @@ from .device import on_cpu
 from .errors import (
     CheckpointError,
     DflashError,
-    ModelNotFound,
     OptionError,
     UnsupportedModel,
 )
 from .families import require_family
 from .hub import resolve_directory as resolve_directory
 from .probe import probe_forward
-from .safetensors import read_headers, shorten, weight_files
+from .safetensors import TARGET_PATTERN, read_headers, shorten, weight_files
 from .target import Target
+from .tokenizer_files import require_tokenizer
 
-TARGET_PATTERN = "model*.safetensors"
-"""The files that mlx-lm's loader reads."""
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
 
 
@@ -66,8 +62,8 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
     family = require_family(config.model_type, config.file)
     require_tokenizer(config.path)
     read_headers(weight_files(config.path, TARGET_PATTERN))
+    model = load_lazily(config)
     try:
-        model = _load_lazily(config)
         if dtype is not None:
             _cast(model, dtype)
         check_experts(model, config)
@@ -77,10 +73,7 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
     except DflashError:
         raise
     except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
-        raise CheckpointError(
-            f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: "
-            f"{shorten(str(exc))}"
-        ) from exc
+        raise _not_loaded(config, exc) from exc
     backbone = family(model)
     backbone.require_rollback(config.file)
     eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
@@ -89,23 +82,25 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
     return LoadedTarget(target, tokenizer)
 
 
-def require_tokenizer(directory: Path) -> None:
-    """Raise ModelNotFound where no tokenizer file is there: transformers would make an empty one,
-    which turns every text into nothing."""
-    if not any(path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)):
-        raise ModelNotFound(
-            f"{directory} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there; fetch "
-            "it beside config.json"
-        )
+def load_lazily(config: TargetConfig) -> Any:
+    """mlx-lm's model, with the repairs of its config.json; no weight is read yet.
 
-
-def _load_lazily(config: TargetConfig) -> Any:
-    """mlx-lm's model, with the repairs of its config.json; no weight is read yet."""
+    Raises CheckpointError for what mlx-lm refuses.
+    """
     arguments: dict[str, Any] = {"model_config": copy.deepcopy(config.repairs.overrides)}
     if config.model_type == "qwen3_next":
         arguments["get_model_classes"] = _qwen3_next_classes
-    model, _ = load_model(config.path, lazy=True, **arguments)
+    try:
+        model, _ = load_model(config.path, lazy=True, **arguments)
+    except Exception as exc:  # as above
+        raise _not_loaded(config, exc) from exc
     return model
+
+
+def _not_loaded(config: TargetConfig, exc: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: {shorten(str(exc))}"
+    )
 
 
 class Qwen3NextWithoutMtp(qwen3_next.Model):

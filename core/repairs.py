@@ -36,6 +36,8 @@ FLAT_ROPE = ("gpt_oss", "llama", "qwen3_moe", "qwen3_next")
 NEEDS_THETA = (*NESTED_ROPE, "qwen3", "qwen3_moe", "qwen3_next")
 """Families whose rope base has no default that every release shares."""
 HYBRID = (*NESTED_ROPE, "qwen3_next")
+SLIDING = ("gemma4", "gemma4_text", "gpt_oss", "llama")
+"""Families in which some layers may see a window only."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ def find_repairs(file: Path, raw: Mapping[str, Any]) -> Repairs:
     model_type = canonical_type(str(raw.get("model_type")))
     text = raw.get("text_config") or raw
     _check_layer_types(file, model_type, text)
+    _check_window(file, model_type, text)
     changes, notes = _rope_changes(file, model_type, text)
     overrides: dict[str, Any] = {}
     if model_type != raw.get("model_type"):
@@ -188,3 +191,17 @@ def _check_layer_types(file: Path, model_type: str, text: Mapping[str, Any]) -> 
                 f"{file}: 'layer_types' has {kind!r} at layer {index}, but full_attention_interval "
                 f"{interval} makes it {expected}; mlx-lm builds the latter"
             )
+
+
+def _check_window(file: Path, model_type: str, text: Mapping[str, Any]) -> None:
+    """A window that is stated as nothing stops mlx-lm in its first forward."""
+    types = text.get("layer_types")
+    slides = isinstance(types, list) and "sliding_attention" in types
+    if model_type not in SLIDING or not slides or "sliding_window" not in text:
+        return
+    window = text["sliding_window"]
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise ConfigError(
+            f"{file}: 'layer_types' has sliding_attention, but 'sliding_window' is {window!r}, "
+            "expected a positive number of rows"
+        )

@@ -21,6 +21,8 @@ ITEM_BYTES = {
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
+TARGET_PATTERN = "model*.safetensors"
+"""The files of a target that mlx-lm's loader reads."""
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit on a header."""
 
