@@ -140,7 +140,7 @@ def _check(made: Quantized, model: str | None, prompts: str, progress: Progress)
 
 
 def _list(drafter: str | None, *, prune: bool, verify: bool, as_json: bool) -> None:
-    from ..drafters.pair import locate
+    from ..drafters.find import locate
     from ..drafters.slab_list import list_slabs, prune_slabs
 
     entries = list_slabs(None if drafter is None else locate(drafter), verify=verify)

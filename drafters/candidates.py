@@ -16,11 +16,10 @@ import mlx.core as mx
 from ..core.config import TargetConfig, read_json
 from ..core.drafter import Drafter
 from ..core.errors import DflashError
-from ..core.hub import resolve_directory
 from ..core.options import MtpHidden, Speculation
 from ..core.target import Target
-from . import bundled
 from .config import read_drafter_config
+from .find import locate
 from .guards import check_pair
 from .kinds import classify
 from .load import check_files
@@ -86,11 +85,6 @@ def tolerate(speculation: Speculation, action: Callable[[], T]) -> tuple[T | Non
         if speculation != "auto":
             raise
         return None, str(exc)
-
-
-def locate(reference: str) -> Path:
-    """The directory of a model reference: bundled:NAME, a directory, or a hub id."""
-    return bundled.bundled_directory(reference) or resolve_directory(reference)
 
 
 def drafter_dtype(target: Target) -> mx.Dtype:

@@ -92,6 +92,14 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
     Raises ModelNotFound, ConfigError, or UnsupportedModel for containers that are recognised and
     not run (formats.md section 3).
     """
+    config = parse_drafter_config(directory)
+    for check in CONTRADICTIONS:
+        check(config)
+    return config
+
+
+def parse_drafter_config(directory: Path) -> DrafterConfig:
+    """The typed values of config.json, before they are held against each other."""
     refuse_gguf(directory)
     file = directory / "config.json"
     raw = read_json(file)
@@ -105,7 +113,7 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
     layers = fields.integer("num_hidden_layers")
     layer_types = _layer_types(fields, layers)
     causal = _causality(fields)
-    config = DrafterConfig(
+    return DrafterConfig(
         path=directory,
         kind=kind,
         vocab_size=fields.integer("vocab_size"),
@@ -134,8 +142,6 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
         states_attention_bias=fields.raw("attention_bias") is not None,
         quantization=read_quantization(file, raw),
     )
-    _check_consistent(config)
-    return config
 
 
 TRAINED = ("block_size", "mask_token_id", "target_layer_ids")
@@ -238,33 +244,50 @@ def _selector(fields: Fields) -> SelectorConfig:
     )
 
 
-def _check_consistent(config: DrafterConfig) -> None:
-    """Contradictions within one config.json."""
-    file = config.file
+def check_heads(config: DrafterConfig) -> None:
+    """Query heads share key-value heads evenly, and rope turns pairs."""
     if config.num_attention_heads % config.num_key_value_heads:
         raise ConfigError(
-            f"{file}: {config.num_attention_heads} attention heads are no multiple of "
+            f"{config.file}: {config.num_attention_heads} attention heads are no multiple of "
             f"{config.num_key_value_heads} key-value heads"
         )
+    if config.head_dim % 2:
+        raise ConfigError(f"{config.file}: head_dim {config.head_dim} is odd; rope turns pairs")
+
+
+def check_mask_id(config: DrafterConfig) -> None:
+    """The mask has a row of the embedding."""
     if config.mask_token_id >= config.vocab_size:
         raise ConfigError(
-            f"{file}: mask_token_id {config.mask_token_id} is outside the vocabulary of "
+            f"{config.file}: mask_token_id {config.mask_token_id} is outside the vocabulary of "
             f"{config.vocab_size}"
         )
+
+
+def check_tap_order(config: DrafterConfig) -> None:
+    """Taps are concatenated in this order (R6)."""
     taps = config.target_layer_ids
     if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0:
         raise ConfigError(
-            f"{file}: target_layer_ids {list(taps)} must be strictly increasing, from 0 up, and "
-            "not empty"
+            f"{config.file}: target_layer_ids {list(taps)} must be strictly increasing, from 0 "
+            "up, and not empty"
         )
+
+
+def check_selector(config: DrafterConfig) -> None:
+    """Groups divide the width, and there are as many candidates as tokens at most."""
     selector = config.selector
     if selector is not None and config.hidden_size % selector.conv_group_size:
         raise ConfigError(
-            f"{file}: hidden_size {config.hidden_size} is no multiple of conv_group_size "
+            f"{config.file}: hidden_size {config.hidden_size} is no multiple of conv_group_size "
             f"{selector.conv_group_size}"
         )
     if selector is not None and selector.selector_top_k > config.vocab_size:
         raise ConfigError(
-            f"{file}: selector_top_k {selector.selector_top_k} is above the vocabulary of "
+            f"{config.file}: selector_top_k {selector.selector_top_k} is above the vocabulary of "
             f"{config.vocab_size}"
         )
+
+
+CONTRADICTIONS = (check_heads, check_mask_id, check_tap_order, check_selector)
+"""Contradictions within one config.json; the doctor lists them one by one."""

@@ -5,9 +5,37 @@ The one set of guards: the loaders enforce it, and the doctor lists it.
 
 from __future__ import annotations
 
-from ..core.config import TargetConfig
-from ..core.errors import DrafterMismatch
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.config import Fields, TargetConfig
+from ..core.errors import CheckpointError, DrafterMismatch, UnsupportedModel
+from ..core.repairs import canonical_type, require_supported
 from .config import DrafterConfig
+from .kinds import classify
+
+
+def check_is_target(raw: Mapping[str, Any], file: Path) -> str:
+    """The model_type of a target's config.json; UnsupportedModel for a drafter's, or another."""
+    try:
+        kind = classify(raw, file)
+    except CheckpointError:  # no drafter that is known
+        label, model_type = Fields(file, (("", raw),)).require("model_type")
+        if not isinstance(model_type, str):
+            raise Fields(file, ()).wrong_type(label, model_type, "a name") from None
+        require_supported(model_type, file, raw)
+        return canonical_type(model_type)
+    raise UnsupportedModel(
+        f"{file} is a {kind} drafter and no target: give its directory to --drafter, and the "
+        "model that it was trained for as the target"
+    )
+
+
+ADVICE = (
+    "give the drafter that was trained for this target, or the target that this drafter was "
+    "trained for"
+)
 
 
 def check_vocab(target: TargetConfig, drafter: DrafterConfig) -> None:
@@ -59,7 +87,4 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
 
 
 def _where(target: TargetConfig, drafter: DrafterConfig) -> str:
-    return (
-        f" ({drafter.file} against {target.file}); give the drafter that was trained for this "
-        "target, or the target that this drafter was trained for"
-    )
+    return f" ({drafter.file} against {target.file}); {ADVICE}"

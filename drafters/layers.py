@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.rope_utils import initialize_rope
 
 from ..core.errors import ConfigError
+from ..core.mlx_models import model_module
 from .config import DrafterConfig
 from .context import ContextBuffer
 
@@ -226,7 +226,7 @@ def make_rope(config: DrafterConfig) -> nn.Module:
     """
     scaling = dict(config.rope_scaling) if config.rope_scaling else None
     try:
-        rope: nn.Module = initialize_rope(
+        rope: nn.Module = model_module("rope_utils").initialize_rope(
             dims=config.head_dim,
             base=config.rope_theta,
             traditional=False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..core.config import read_target_config
@@ -15,7 +14,9 @@ from ..core.loading import load_target
 from ..core.options import GenerateOptions, MtpHidden, check_drafter_bits, parse_speculation
 from ..core.target import Target
 from . import bundled
-from .candidates import Request, drafter_dtype, find_candidates, locate, tolerate
+from .candidates import Request, drafter_dtype, find_candidates, tolerate
+from .find import find_drafter, locate
+from .guards import check_is_target
 from .routes import Attempt, Route, choose_route
 from .slab_store import Report
 
@@ -60,16 +61,6 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def find_drafter(model: str | None, drafter: str | None) -> str | None:
-    """The drafter of a request: the one given, else MODEL/drafter, else the bundled target's."""
-    if drafter is not None:
-        return drafter
-    if model is None or model == bundled.TARGET:
-        return bundled.DRAFTER
-    beside = Path(model).expanduser() / "drafter"
-    return str(beside) if beside.is_dir() else None
-
-
 def load_pair(
     model: str | None = None,
     drafter: str | None = None,
@@ -98,6 +89,7 @@ def load_pair(
     if drafter_bits is not None:
         check_drafter_bits(drafter_bits)
     config = read_target_config(locate(model or bundled.TARGET))
+    check_is_target(config.raw, config.file)
     request = Request(
         requested, find_drafter(model, drafter), mtp, mtp_hidden, drafter_bits, report
     )

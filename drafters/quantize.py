@@ -13,9 +13,10 @@ from typing import Any
 from ..core.errors import SlabError
 from ..core.options import GenerateOptions, QuantizeOptions
 from .config import DrafterConfig, read_drafter_config
+from .find import locate
 from .layers import make_rope
 from .load import bind_drafter, with_biases
-from .pair import Pair, drafter_dtype, locate
+from .pair import Pair, drafter_dtype
 from .slab import Slab
 from .slab_build import Plan
 from .slab_check import Agreement, PackingError, compare_drafters, packing_errors
