@@ -1,0 +1,130 @@
+"""The whole diagnosis of a machine, a target, a drafter or a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from ..core.errors import DflashError
+from ..drafters.find import find_drafter
+from .checks import Check, Words, run_checks
+from .content import drafter_content, target_content
+from .drafter import DRAFTER_CHECKS
+from .machine import MACHINE_CHECKS, Machine
+from .pair import PAIR_CHECKS
+from .remote import Opened, opened, renamed
+from .results import CheckResult, Diagnosis
+from .routes import find_routes
+from .subjects import DrafterSubject, PairSubject, TargetSubject, is_drafter
+from .target import TARGET_CHECKS
+
+S = TypeVar("S")
+NO_DRAFTER = Words(
+    "pair.drafter",
+    "a drafter, from --drafter or MODEL/drafter",
+    "give one with --drafter DIR, or put it into MODEL/drafter",
+)
+
+
+def diagnose(
+    model: str | None, drafter: str | None, machine: Machine, verify: bool = False
+) -> Diagnosis:
+    """Check the machine, and what is given of target and drafter, cheapest first.
+
+    model: a target, or a drafter alone; without either only the machine is checked. verify: also
+    read all data that has a known hash. Never raises a DflashError: what a loader would raise is
+    a finding.
+    """
+    with ExitStack() as stack:
+        findings = Findings(stack, machine, verify)
+        findings.run(MACHINE_CHECKS, machine)
+        if model is None:
+            if drafter is not None:
+                findings.drafter(drafter)
+            return findings.diagnosis(None, drafter)
+        opened_target = findings.open(model, TARGET_CHECKS)
+        reference = find_drafter(model, drafter)
+        if opened_target is not None and reference is None and is_drafter(opened_target.path):
+            findings.check_drafter(opened_target)
+            return findings.diagnosis(None, model)
+        target = findings.check_target(opened_target) if opened_target is not None else None
+        name = findings.pair(target, reference)
+        diagnosis = findings.diagnosis(model, reference)
+        return replace(diagnosis, routes=find_routes(diagnosis.checks, name))
+
+
+class Findings:
+    """Collects results; directories stay open as long as `stack` does."""
+
+    def __init__(self, stack: ExitStack, machine: Machine, verify: bool) -> None:
+        self._stack = stack
+        self._machine = machine
+        self._verify = verify
+        self._checks: list[CheckResult] = []
+        self._not_reached: list[str] = []
+        self._places: list[tuple[Path, str]] = []
+
+    def run(self, checks: Sequence[Check[S]], subject: S) -> None:
+        """Run a list of checks."""
+        results, not_reached = run_checks(checks, subject)
+        self._checks += results
+        self._not_reached += not_reached
+
+    def skip(self, checks: Sequence[Check[S]]) -> None:
+        """Checks that there is nothing to run on."""
+        self._not_reached += [check.words.name for check in checks]
+
+    def open(self, reference: str, checks: Sequence[Check[S]]) -> Opened | None:
+        """The directory of a reference; without one the first check fails, and it is None."""
+        try:
+            found = self._stack.enter_context(opened(reference))
+        except DflashError as error:
+            self._checks.append(checks[0].words.failed(error))
+            self.skip(checks[1:])
+            return None
+        if found.path.is_absolute():
+            self._places.append((found.path, reference))
+        return found
+
+    def check_target(self, found: Opened) -> TargetSubject:
+        """Check a target alone."""
+        target = TargetSubject(found.path, self._machine, found.is_mirror)
+        self.run(TARGET_CHECKS, target)
+        if self._verify and not found.is_mirror:
+            self.run([target_content], target)
+        return target
+
+    def check_drafter(self, found: Opened) -> DrafterSubject:
+        """Check a drafter alone."""
+        drafter = DrafterSubject(found.path, self._machine, found.is_mirror, self._verify)
+        self.run(DRAFTER_CHECKS, drafter)
+        if self._verify and not found.is_mirror:
+            self.run([drafter_content], drafter)
+        return drafter
+
+    def drafter(self, reference: str) -> DrafterSubject | None:
+        """Open and check a drafter."""
+        found = self.open(reference, DRAFTER_CHECKS)
+        return None if found is None else self.check_drafter(found)
+
+    def pair(self, target: TargetSubject | None, reference: str | None) -> str | None:
+        """Check a drafter and how it fits; returns its kind, None without one."""
+        if reference is None:
+            self._checks.append(NO_DRAFTER.warned("no drafter given"))
+            return None
+        subject = self.drafter(reference)
+        if subject is None or target is None:
+            self.skip(PAIR_CHECKS)
+        else:
+            self.run(PAIR_CHECKS, PairSubject(target, subject))
+        return subject.known_kind if subject is not None else None
+
+    def diagnosis(self, model: str | None, drafter: str | None) -> Diagnosis:
+        """What was found, under the names that the user gave."""
+        checks = [
+            replace(result, found=renamed(result.found, self._places)) for result in self._checks
+        ]
+        return Diagnosis(model, drafter, tuple(checks), tuple(self._not_reached))

@@ -1,0 +1,168 @@
+"""A hub repository opened for its headers: the files are true in name, size and header.
+
+Small files (JSON, templates, tokenizers) are fetched into the hub's cache; of a *.safetensors file
+only its header is, by range requests, into a sparse file of the true size. So every check reads a
+directory, wherever the checkpoint is. What the local hub cache holds whole is read there, and
+where the hub cannot be reached the cache is read as it is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ModelNotFound, TensorError
+from ..core.hub import DOWNLOADED, NOT_DOWNLOADED, local_directory
+from ..core.safetensors import MAX_HEADER_BYTES, weight_files
+from ..drafters.bundled import bundled_directory
+
+WORKERS = 8
+FIRST_BYTES = 100_000
+"""Most headers are smaller, and one request then reads the whole header."""
+SMALL_FILE_BYTES = 200_000_000
+"""Anything larger that is no safetensors file is left out."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """is_mirror: a stand-in with sparse weight files, gone when it is closed."""
+
+    path: Path
+    is_mirror: bool = False
+
+
+@contextmanager
+def opened(reference: str) -> Iterator[Opened]:
+    """The directory of a reference, as locate() finds it, without downloading weights.
+
+    Raises ModelNotFound for a name that leads nowhere, TensorError for a file without a header.
+    """
+    here = bundled_directory(reference) or local_directory(reference)
+    cached = _cached(reference) if here is None else None
+    if here is None and cached is not None and _is_whole(cached):
+        here = cached
+    if here is not None:
+        yield Opened(here)
+        return
+    with tempfile.TemporaryDirectory(prefix="dflash-doctor-") as name:
+        unreachable = _mirror(reference, Path(name))
+        if unreachable is None:
+            yield Opened(Path(name), is_mirror=True)
+        elif cached is not None:
+            yield Opened(cached)
+        else:
+            raise unreachable
+
+
+def _cached(repository: str) -> Path | None:
+    """The snapshot in the local hub cache, whole or not; None where there is none."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repository, local_files_only=True))
+    except HFValidationError as exc:
+        raise ModelNotFound(f"{repository} is no hub id ({exc}); give owner/name") from exc
+    except (LocalEntryNotFoundError, OSError):
+        return None
+
+
+def _is_whole(snapshot: Path) -> bool:
+    """config.json and every weight file of the index are there."""
+    try:
+        return bool(weight_files(snapshot)) and (snapshot / "config.json").is_file()
+    except (ModelNotFound, TensorError):
+        return False
+
+
+def _mirror(repository: str, directory: Path) -> ModelNotFound | None:
+    """Fill `directory` with the repository's small files and sparse weight files.
+
+    Returns the error where the hub does not have it or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    http_error: Any = HfHubHTTPError.__bases__[0]  # of whichever httpx the hub's library uses
+    try:
+        info = HfApi().model_info(repository, files_metadata=True)
+        revision = info.sha or "main"
+        sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
+        names = [name for name in sizes if _is_wanted(name, sizes[name])]
+        with ThreadPoolExecutor(WORKERS) as pool:
+            jobs = [
+                pool.submit(_fetch, repository, revision, name, sizes[name], directory / name)
+                for name in names
+            ]
+            for job in jobs:
+                job.result()
+    except (http_error, OSError) as exc:
+        return ModelNotFound(
+            f"hub id {repository} could not be read ({type(exc).__name__}: {exc}); check the name "
+            "and the network, or give a directory"
+        )
+    return None
+
+
+def _is_wanted(name: str, size: int) -> bool:
+    if any(fnmatch(name, pattern) for pattern in NOT_DOWNLOADED):
+        return False
+    if name.endswith(".safetensors"):
+        return True
+    return size <= SMALL_FILE_BYTES and any(fnmatch(name, pattern) for pattern in DOWNLOADED)
+
+
+def _fetch(repository: str, revision: str, name: str, size: int, path: Path) -> None:
+    from huggingface_hub import hf_hub_download
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith(".safetensors"):
+        header = _read_header(repository, revision, name)
+        path.write_bytes(header)
+        with path.open("r+b") as stream:
+            stream.truncate(max(size, len(header)))
+    else:
+        path.symlink_to(hf_hub_download(repository, name, revision=revision))
+
+
+def _read_header(repository: str, revision: str, name: str) -> bytes:
+    """The first bytes of a remote file, up to where its data starts."""
+    from huggingface_hub import hf_hub_url
+
+    url = hf_hub_url(repository, name, revision=revision)
+    first = _read_range(url, 0, FIRST_BYTES)
+    stop = 8 + int.from_bytes(first[:8], "little")
+    if len(first) < 8 or stop > MAX_HEADER_BYTES:
+        raise TensorError(
+            f"{repository}/{name} has no safetensors header; the repository is broken, take another"
+        )
+    return first[:stop] if stop <= len(first) else first + _read_range(url, len(first), stop)
+
+
+def _read_range(url: str, start: int, stop: int) -> bytes:
+    """Bytes start..stop of a remote file, fewer at its end; never more, whatever is sent."""
+    import huggingface_hub.utils
+
+    hub: Any = huggingface_hub.utils  # its stubs hide these three, its documentation does not
+    headers = {**hub.build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
+    received = bytearray()
+    with hub.get_session().stream("GET", url, headers=headers) as response:
+        hub.hf_raise_for_status(response)
+        for chunk in response.iter_bytes():
+            received += chunk
+            if len(received) >= stop - start:
+                break
+    return bytes(received[: stop - start])
+
+
+def renamed(text: str, places: Sequence[tuple[Path, str]]) -> str:
+    """A finding's text with the user's own names for directories that stand in for them."""
+    for directory, name in places:
+        text = text.replace(str(directory), name)
+    return text

@@ -1,0 +1,83 @@
+"""What a check says, and a whole diagnosis; typed data only, the command prints it.
+
+The JSON document (`dflash.doctor/1`):
+
+    {"schema": "dflash.doctor/1", "model": str | null, "drafter": str | null,
+     "summary": {"pass": int, "warn": int, "fail": int},
+     "checks": [{"name": "group.check", "status": "pass" | "warn" | "fail",
+                 "found": str, "expected": str, "fix": str}],
+     "not_reached": ["group.check"],
+     "routes": [{"requested": str, "route": str | null, "reason": str}]}
+
+`fix` is empty where a check passed. `not_reached` lists the checks that an earlier failure left
+without anything to look at. A route of null would end `generate` with exit code 1. Keys are only
+ever added under this version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Status = Literal["pass", "warn", "fail"]
+SCHEMA = "dflash.doctor/1"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One finding. name: `group.check`; fix: what to do, empty where the check passed."""
+
+    name: str
+    status: Status
+    found: str
+    expected: str
+    fix: str = ""
+
+    @property
+    def group(self) -> str:
+        """`machine`, `target`, `drafter` or `pair`."""
+        return self.name.split(".")[0]
+
+
+class NotReached(Exception):
+    """A check has nothing to look at, because what it needs failed (and was reported there)."""
+
+
+@dataclass(frozen=True)
+class RouteFinding:
+    """What `--speculation requested` would do: route None ends with exit code 1."""
+
+    requested: str
+    route: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything that was found about one target, drafter, pair or machine."""
+
+    model: str | None
+    drafter: str | None
+    checks: tuple[CheckResult, ...]
+    not_reached: tuple[str, ...] = ()
+    routes: tuple[RouteFinding, ...] = ()
+
+    def count(self, status: Status) -> int:
+        """Number of findings of one status."""
+        return sum(check.status == status for check in self.checks)
+
+    def is_healthy(self, strict: bool = False) -> bool:
+        """No failure; with `strict` no warning either."""
+        return not self.count("fail") and not (strict and self.count("warn"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of the module's docstring."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "drafter": self.drafter,
+            "summary": {status: self.count(status) for status in ("pass", "warn", "fail")},
+            "checks": [asdict(check) for check in self.checks],
+            "not_reached": list(self.not_reached),
+            "routes": [asdict(route) for route in self.routes],
+        }
