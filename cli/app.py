@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..core.errors import DflashError, OptionError
+from .doctor import doctor
 from .generate import generate
 from .quantize import QuantizeCommand, quantize
 from .render import print_error
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command(cls=QuantizeCommand)(quantize)
+app.command()(doctor)
 
 
 def show_version(wanted: bool) -> None:
