@@ -73,7 +73,7 @@ def serve(directory: Path) -> Iterator[Hub]:
                 self.send_json({"error": "Repository not found"}, body, status=404)
 
         def listing(self) -> dict[str, object]:
-            siblings = [{"rfilename": name} for name in files]
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
             return {"id": REPOSITORY, "modelId": REPOSITORY, "sha": SHA, "siblings": siblings}
 
         def tree(self) -> list[dict[str, object]]:
@@ -96,14 +96,17 @@ def serve(directory: Path) -> Iterator[Hub]:
             data = files[name]
             if body and name in hub.short:
                 data = data[:-100]
-            start = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start = int(first or 0)
+            total = len(data)
+            data = data[: int(last) + 1] if last else data
             self.send_response(206 if wanted else 200)
             self.send_header("ETag", f'"{git_oid(files[name])}"')
             self.send_header("X-Repo-Commit", SHA)
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Length", str(len(data) - start))
             if wanted:
-                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{total}")
             self.end_headers()
             if not body:
                 return
