@@ -22,12 +22,12 @@ def packed_bytes(drafter: DrafterSubject) -> int | None:
     from ..drafters.slab_load import plan_drafter
     from ..drafters.slab_source import read_source
 
-    assert drafter.checked_tensors
+    config = drafter.resolved
     source = read_source(drafter.directory)
     if source.is_quantized:
         return None
     try:
-        return plan_drafter(drafter.config, source, OPTIONS).size_bytes
+        return plan_drafter(config, source, OPTIONS).size_bytes
     except SlabError:  # nothing in it can be packed
         return None
 

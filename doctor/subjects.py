@@ -156,11 +156,14 @@ class DrafterSubject(Checkpoint):
             return None
 
     @once
-    def checked_tensors(self) -> int:
-        """How many tensors there are, all accounted for. Raises TensorError."""
+    def resolved(self) -> DrafterConfig:
+        """The config with the biases that the file has, all tensors accounted for.
+
+        Raises TensorError.
+        """
         config = with_biases(self.config, self.tensors)
         check_tensors(config, self.tensors, expected_shapes(DFlashModel(config)))
-        return len(self.tensors)
+        return config
 
 
 class PairSubject:
