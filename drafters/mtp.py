@@ -10,15 +10,9 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import KVCache
-from mlx_lm.models.qwen3_next import (
-    Qwen3NextAttention,
-    Qwen3NextMLP,
-    Qwen3NextSparseMoeBlock,
-)
 
 from ..core.drafter import TargetRows
+from ..core.mlx_models import model_module
 from ..core.options import Block, GenerateOptions, MtpHidden
 
 
@@ -39,19 +33,18 @@ class MtpLayer(nn.Module):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
-        self.self_attn: Any = Qwen3NextAttention(args)
-        dense: Any = Qwen3NextMLP
+        family: Any = model_module("qwen3_next")
+        self.self_attn: Any = family.Qwen3NextAttention(args)
         self.mlp: Any = (
-            Qwen3NextSparseMoeBlock(args)
+            family.Qwen3NextSparseMoeBlock(args)
             if moe
-            else dense(args.hidden_size, args.intermediate_size)
+            else family.Qwen3NextMLP(args.hidden_size, args.intermediate_size)
         )
 
     def attend(self, x: mx.array, cache: HeadCache) -> mx.array:
         """(1, T, hidden) -> (1, T, hidden), the attention branch; its keys go into `cache`."""
-        out: mx.array = self.self_attn(
-            self.input_layernorm(x), create_attention_mask(x, cache), cache
-        )
+        mask = model_module("base").create_attention_mask(x, cache)
+        out: mx.array = self.self_attn(self.input_layernorm(x), mask, cache)
         return out
 
     def __call__(self, x: mx.array, cache: HeadCache) -> mx.array:
@@ -84,8 +77,7 @@ class HeadCache:
 
     def __init__(self, start: int) -> None:
         self.start = start
-        make_rows: Any = KVCache
-        self._rows = make_rows()
+        self._rows: Any = model_module("cache").KVCache()
 
     @property
     def rows(self) -> int:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..core.config import TargetConfig
 from ..core.device import on_cpu
 from ..core.errors import TensorError, UnsupportedModel
 from ..core.options import MtpHidden
 from ..core.safetensors import listing
-from ..core.target import Target
 from .mtp import MtpDrafter, MtpModel
 from .mtp_find import MtpSource
+
+if TYPE_CHECKING:
+    from ..core.target import Target
 
 DTYPES = ("BF16", "F16", "F32", "U32", "U8")
 PARTS = ("weight", "scales", "biases")
@@ -35,14 +38,26 @@ def load_head(
 
     Raises TensorError (names and shapes), UnsupportedModel for a head or target of another make.
     """
-    _check_kind(source, dtype)
-    model, arrays = match_head(source, _arguments(source, target))
+    args = target.backbone.text.args
+    model, arrays = check_head(source, target.config, args)
+    _check_precision(source, dtype)
     arrays = {name: _cast(array, dtype) for name, array in _shift_norms(arrays).items()}
     model.load_weights(list(arrays.items()), strict=True)
     model.eval()
     mx.eval(model.parameters())
     last_layer = target.config.num_hidden_layers - 1
     return MtpDrafter(model, target, hidden, last_layer, dtype)
+
+
+def check_head(
+    source: MtpSource, config: TargetConfig, args: Any
+) -> tuple[MtpModel, dict[str, mx.array]]:
+    """All that can be known of a head before its data is read: its kind, every name and shape.
+
+    args: mlx-lm's arguments of the target. Returns and raises as match_head, and UnsupportedModel.
+    """
+    _check_kind(source)
+    return match_head(source, _arguments(source, config, args))
 
 
 def match_head(source: MtpSource, args: Any) -> tuple[MtpModel, dict[str, mx.array]]:
@@ -60,14 +75,13 @@ def match_head(source: MtpSource, args: Any) -> tuple[MtpModel, dict[str, mx.arr
     return model, arrays
 
 
-def _arguments(source: MtpSource, target: Target) -> Any:
+def _arguments(source: MtpSource, config: TargetConfig, args: Any) -> Any:
     """mlx-lm's arguments of the target, or of the head's own folder, in the target's class."""
-    args = target.backbone.text.args
     needed = ("partial_rotary_factor", "full_attention_interval", "head_dim")
     if not all(hasattr(args, name) for name in needed):
         raise UnsupportedModel(
-            f"{target.config.file}: MTP heads run with Qwen3-Next and Qwen3.5 targets, "
-            f"not with model_type '{target.config.model_type}'"
+            f"{config.file}: MTP heads run with Qwen3-Next and Qwen3.5 targets, "
+            f"not with model_type '{config.model_type}'"
         )
     if source.text_config is None:
         return args
@@ -75,7 +89,7 @@ def _arguments(source: MtpSource, target: Target) -> Any:
     return type(args).from_dict(copy.deepcopy(dict(source.text_config)))
 
 
-def _check_kind(source: MtpSource, dtype: mx.Dtype) -> None:
+def _check_kind(source: MtpSource) -> None:
     """Refuse by name what was recognised and is not run."""
     names = source.tensors.keys()
     layers = {name.split(".")[1] for name in names if name.startswith("layers.")}
@@ -97,6 +111,11 @@ def _check_kind(source: MtpSource, dtype: mx.Dtype) -> None:
             f"{source.where}: tensors of the MTP head are neither floats nor MLX packs: "
             f"{listing(wrong)}; take the BF16 head of the original repository"
         )
+
+
+def _check_precision(source: MtpSource, dtype: mx.Dtype) -> None:
+    """Refuse unquantized experts that mlx cannot multiply: its gather_mm on the CPU is float32."""
+    names = source.tensors.keys()
     packed = any(name.endswith(".scales") and ".mlp." in name for name in names)
     moe = any(name.startswith("layers.0.mlp.gate.") for name in names)
     if moe and not packed and dtype != mx.float32 and on_cpu():
