@@ -10,10 +10,12 @@ from typing import TypeVar
 
 from ..core.errors import DflashError
 from ..drafters.find import find_drafter
+from ..drafters.mtp_find import is_head_folder
 from .checks import Check, Words, run_checks
 from .content import drafter_content, target_content
 from .drafter import DRAFTER_CHECKS
 from .machine import MACHINE_CHECKS, Machine
+from .mtp import MTP_CHECKS, MtpSubject
 from .pair import PAIR_CHECKS
 from .remote import Opened, opened, renamed
 from .results import CheckResult, Diagnosis
@@ -51,9 +53,9 @@ def diagnose(
             findings.check_drafter(opened_target)
             return findings.diagnosis(None, model)
         target = findings.check_target(opened_target) if opened_target is not None else None
-        name = findings.pair(target, reference)
+        drafter_kind, has_head = findings.drafters(target, reference)
         diagnosis = findings.diagnosis(model, reference)
-        return replace(diagnosis, routes=find_routes(diagnosis.checks, name))
+        return replace(diagnosis, routes=find_routes(diagnosis.checks, drafter_kind, has_head))
 
 
 class Findings:
@@ -66,6 +68,7 @@ class Findings:
         self._checks: list[CheckResult] = []
         self._not_reached: list[str] = []
         self._places: list[tuple[Path, str]] = []
+        self._opened: dict[str, Opened] = {}
 
     def run(self, checks: Sequence[Check[S]], subject: S) -> None:
         """Run a list of checks."""
@@ -80,14 +83,21 @@ class Findings:
     def open(self, reference: str, checks: Sequence[Check[S]]) -> Opened | None:
         """The directory of a reference; without one the first check fails, and it is None."""
         try:
-            found = self._stack.enter_context(opened(reference))
+            found = self._enter(reference)
         except DflashError as error:
             self._checks.append(checks[0].words.failed(error))
             self.skip(checks[1:])
             return None
-        if found.path.is_absolute():
-            self._places.append((found.path, reference))
         return found
+
+    def _enter(self, reference: str) -> Opened:
+        """Open a reference once, however often it is asked for."""
+        if reference not in self._opened:
+            found = self._stack.enter_context(opened(reference))
+            self._opened[reference] = found
+            if found.path.is_absolute():
+                self._places.append((found.path, reference))
+        return self._opened[reference]
 
     def check_target(self, found: Opened) -> TargetSubject:
         """Check a target alone."""
@@ -110,17 +120,44 @@ class Findings:
         found = self.open(reference, DRAFTER_CHECKS)
         return None if found is None else self.check_drafter(found)
 
-    def pair(self, target: TargetSubject | None, reference: str | None) -> str | None:
-        """Check a drafter and how it fits; returns its kind, None without one."""
-        if reference is None:
+    def drafters(
+        self, target: TargetSubject | None, reference: str | None
+    ) -> tuple[str | None, bool]:
+        """Check drafter, pair and MTP head; returns (the drafter's kind, whether there is a head).
+
+        A reference to an MTP head's folder stands for the head, as in generate.
+        """
+        folder = None if reference is None else self._head_folder(reference)
+        kind = None
+        if folder is None and reference is not None:
+            kind = self.pair(target, reference)
+        elif reference is None:
             self._checks.append(NO_DRAFTER.warned("no drafter given"))
-            return None
+        if target is None:
+            self.skip(MTP_CHECKS)
+            return kind, False
+        head = MtpSubject(target, folder, has_drafter=kind is not None)
+        self.run(MTP_CHECKS[:1], head)
+        if head.is_present:
+            self.run(MTP_CHECKS[1:], head)
+        return kind, head.is_present
+
+    def pair(self, target: TargetSubject | None, reference: str) -> str | None:
+        """Check a drafter and how it fits; returns its kind, None where that failed."""
         subject = self.drafter(reference)
         if subject is None or target is None:
             self.skip(PAIR_CHECKS)
         else:
             self.run(PAIR_CHECKS, PairSubject(target, subject))
         return subject.known_kind if subject is not None else None
+
+    def _head_folder(self, reference: str) -> Path | None:
+        """The directory of a reference that holds an MTP head and nothing else."""
+        try:
+            found = self._enter(reference)
+        except DflashError:
+            return None  # reported as a drafter's
+        return found.path if not is_drafter(found.path) and is_head_folder(found.path) else None
 
     def diagnosis(self, model: str | None, drafter: str | None) -> Diagnosis:
         """What was found, under the names that the user gave."""

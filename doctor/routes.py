@@ -6,32 +6,41 @@ from collections.abc import Sequence
 
 from ..core.errors import RouteUnavailable
 from ..core.options import SPECULATION_VALUES
-from ..drafters.routes import choose_route
+from ..drafters.routes import Attempt, choose_route
 from .results import CheckResult, RouteFinding
 
-NOT_BUILT = ("mtp",)
-"""Values that are planned and not there yet; shown as that."""
 
-
-def find_routes(checks: Sequence[CheckResult], drafter: str | None) -> tuple[RouteFinding, ...]:
-    """drafter: name of the drafter that was checked, None where none was given."""
+def find_routes(
+    checks: Sequence[CheckResult], drafter: str | None, has_head: bool
+) -> tuple[RouteFinding, ...]:
+    """drafter: kind of the drafter that was checked, None where none was given; has_head: an MTP
+    head was found."""
     target_problem = _first_failure(checks, ("target",))
-    drafter_problem = _first_failure(checks, ("drafter", "pair"))
+    attempts = {
+        "dflash": _attempt(checks, ("drafter", "pair"), drafter, "no drafter was given"),
+        "mtp": _attempt(checks, ("mtp",), "mtp" if has_head else None, "no MTP head was found"),
+    }
     found: list[RouteFinding] = []
     for value in SPECULATION_VALUES:
         if target_problem is not None:
             found.append(RouteFinding(value, None, target_problem))
             continue
-        usable = drafter if drafter_problem is None else None
+        tried = [attempt for kind, attempt in attempts.items() if value in ("auto", kind)]
         try:
-            route = choose_route(value, usable, drafter_problem)
+            route = choose_route(value, tried)
             found.append(RouteFinding(value, route.route, route.reason))
         except RouteUnavailable as error:
             found.append(RouteFinding(value, None, str(error)))
-    known = [finding.requested for finding in found]
-    missing = [value for value in NOT_BUILT if value not in known]
-    found += [RouteFinding(value, None, "not built yet in this version") for value in missing]
     return tuple(found)
+
+
+def _attempt(
+    checks: Sequence[CheckResult], groups: Sequence[str], name: str | None, absent: str
+) -> Attempt:
+    problem = _first_failure(checks, groups)
+    if problem is not None:
+        return Attempt(problem=problem)
+    return Attempt(name) if name is not None else Attempt(problem=absent)
 
 
 def _first_failure(checks: Sequence[CheckResult], groups: Sequence[str]) -> str | None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from tiny import Kind, save_checkpoint
 from tiny_drafter import save_drafter
+from tiny_mtp import head_tensors, prefixed
 
 from dflash_suite.doctor.diagnose import diagnose
 from dflash_suite.doctor.machine import Machine
@@ -28,11 +30,20 @@ SOUND = Machine(
 
 
 def save_pair(directory: Path, kind: Kind = "hybrid") -> Path:
-    """A tiny target with a chat template, and a DFlash2 drafter in its `drafter` folder."""
+    """A tiny target with a chat template, an MTP head in a side file where its family has one,
+    and a DFlash2 drafter in its `drafter` folder."""
     save_checkpoint(directory, kind)
+    if kind == "hybrid":
+        save_head(directory)
     edit_json(directory / "tokenizer_config.json", {"chat_template": "{{ messages }}"})
     save_drafter(directory / "drafter")
     return directory
+
+
+def save_head(directory: Path) -> None:
+    """An MTP head as converters keep it: norms as they are, in mtp.safetensors."""
+    tensors = prefixed(head_tensors(hf=False))
+    mx.save_safetensors(str(directory / "mtp.safetensors"), tensors, metadata={"format": "mlx"})
 
 
 def edit_json(file: Path, changes: Mapping[str, Any], *, drop: str | None = None) -> None:

@@ -88,7 +88,7 @@ def test_json_is_one_document_with_the_documented_keys(tmp_path: Path) -> None:
         assert bool(check["fix"]) == (check["status"] != "pass")
     assert {"drafter.headers", "drafter.tensors"} <= set(document["not_reached"])
     routes = {route["requested"]: route for route in document["routes"]}
-    assert routes["auto"]["route"] == "none" and "drafter.files" in routes["auto"]["reason"]
+    assert routes["auto"]["route"] == "mtp" and "drafter.files" in routes["auto"]["reason"]
     assert routes["dflash"]["route"] is None
 
 

@@ -21,6 +21,7 @@ from test_target_loading import RECIPES
 from dflash_suite.core.config import read_target_config
 from dflash_suite.core.errors import DflashError
 from dflash_suite.core.loading import load_target
+from dflash_suite.core.options import SPECULATION_VALUES
 from dflash_suite.doctor.checks import run_checks
 from dflash_suite.doctor.diagnose import diagnose
 from dflash_suite.doctor.drafter import DRAFTER_CHECKS
@@ -56,16 +57,16 @@ def promised(diagnosis: Diagnosis, speculation: str) -> str | None:
     ids=lambda fault: f"{fault.name}-{fault.found[:20]}",
 )
 def test_every_planted_fault(fault: Fault, tmp_path: Path) -> None:
-    """auto, dflash and none, each as generate would go."""
+    """auto, dflash, mtp and none, each as generate would go."""
     pair = save_pair(tmp_path / "pair", fault.target)
     fault.plant(pair)
     diagnosis = look(pair)
-    for speculation in ("auto", "dflash", "none"):
+    for speculation in SPECULATION_VALUES:
         assert promised(diagnosis, speculation) == opens(pair, speculation), speculation
     has_failed = diagnosis.count("fail") > 0
     assert has_failed == (fault.status == "fail")
     if has_failed:
-        assert promised(diagnosis, "dflash") is None
+        assert None in (promised(diagnosis, "dflash"), promised(diagnosis, "mtp"))
 
 
 def target_opens(directory: Path) -> bool:

@@ -18,6 +18,7 @@ from tiny_drafter import raw_drafter, save_drafter, write_config
 from dflash_suite.doctor.diagnose import NO_DRAFTER
 from dflash_suite.doctor.drafter import DRAFTER_CHECKS
 from dflash_suite.doctor.machine import MACHINE_CHECKS
+from dflash_suite.doctor.mtp import MTP_CHECKS
 from dflash_suite.doctor.pair import PAIR_CHECKS
 from dflash_suite.doctor.results import Status
 from dflash_suite.doctor.target import TARGET_CHECKS
@@ -27,6 +28,7 @@ NAMES = [
     *(check.words.name for check in TARGET_CHECKS),
     *(check.words.name for check in DRAFTER_CHECKS),
     *(check.words.name for check in PAIR_CHECKS),
+    *(check.words.name for check in MTP_CHECKS),
     NO_DRAFTER.name,
 ]
 
@@ -123,6 +125,15 @@ def without_eos(pair: Path) -> None:
     edit_json(pair / "tokenizer_config.json", {}, drop="eos_token")
 
 
+def unmarked_head(pair: Path) -> None:
+    """A side file that does not say who wrote it."""
+    file = str(pair / "mtp.safetensors")
+    arrays = mx.load(file)
+    assert isinstance(arrays, dict)
+    mx.eval(arrays)
+    mx.save_safetensors(file, arrays)
+
+
 def swapped_ids(pair: Path) -> None:
     """A32: the drafter brings a tokenizer in which two ids are exchanged."""
     whole = json.loads((pair / "tokenizer.json").read_text(encoding="utf-8"))
@@ -210,6 +221,10 @@ FAULTS = [
     Fault("pair.tokenizer", "warn", "2 of 259 ids mean other strings", swapped_ids),
     Fault("target.memory", "warn", "MB of 0.0 MB", machine={"memory_bytes": 1000}),
     Fault("pair.memory", "warn", "device 1.5 MB", machine={"memory_bytes": 1_500_000}),
+    Fault("mtp.head", "fail", "the file is truncated", shorten("mtp.safetensors")),
+    Fault("mtp.tensors", "fail", "1 missing: norm.weight",
+          without_tensor("mtp.safetensors", "mtp.norm.weight")),
+    Fault("mtp.norms", "warn", "undecided from headers: no sign", unmarked_head),
     Fault("pair.drafter", "warn", "no drafter given",
           lambda pair: (pair / "drafter").rename(pair / "elsewhere")),
 ]  # fmt: skip

@@ -107,3 +107,14 @@ def test_offline_the_local_cache_is_read(tmp_path: Path) -> None:
     code, document, _ = run_doctor(home, nowhere, "a/unknown", HF_HUB_OFFLINE="1")
     assert code == 1
     assert "a/unknown could not be read" in not_passed(document, "target")["target.kind"]
+
+
+def test_a_drafter_of_the_hub_is_fetched_once(tmp_path: Path) -> None:
+    """It is looked at twice, as an MTP head's folder and as a drafter."""
+    with hub_stub.serve(BUNDLED / "dflash") as hub:
+        target = BUNDLED / "target"
+        code, document, _ = run_doctor(
+            tmp_path / "home", hub.url, str(target), "--drafter", REPOSITORY
+        )
+        assert code == 0 and document["routes"][0]["route"] == "dflash"
+        assert ranges(hub) == ["bytes=0-99999"]
