@@ -13,11 +13,12 @@ from ..drafters.find import find_drafter
 from ..drafters.mtp_find import is_head_folder
 from .checks import Check, Words, run_checks
 from .content import drafter_content, target_content
+from .download import DOWNLOAD_CHECKS
 from .drafter import DRAFTER_CHECKS
 from .machine import MACHINE_CHECKS, Machine
 from .mtp import MTP_CHECKS, MtpSubject
 from .pair import PAIR_CHECKS
-from .remote import Opened, opened, renamed
+from .remote import Opened, expected_download, opened, renamed
 from .results import CheckResult, Diagnosis
 from .routes import find_routes
 from .subjects import DrafterSubject, PairSubject, TargetSubject, is_drafter
@@ -159,8 +160,15 @@ class Findings:
             return None  # reported as a drafter's
         return found.path if not is_drafter(found.path) and is_head_folder(found.path) else None
 
+    def downloads(self) -> None:
+        """Whether there is room for what was only looked at from afar."""
+        mirrors = [found.path for found in self._opened.values() if found.is_mirror]
+        if mirrors:
+            self.run(DOWNLOAD_CHECKS, expected_download(mirrors))
+
     def diagnosis(self, model: str | None, drafter: str | None) -> Diagnosis:
         """What was found, under the names that the user gave."""
+        self.downloads()
         checks = [
             replace(result, found=renamed(result.found, self._places)) for result in self._checks
         ]

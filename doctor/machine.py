@@ -49,7 +49,7 @@ def read_machine() -> Machine:
         has_idle_gpu=backend == "cpu" and Path("/dev/nvidia0").exists(),
         reference_blas=_reference_blas() if backend == "cpu" else None,
         memory_bytes=memory_bytes,
-        disk_free_bytes=shutil.disk_usage(_existing(disk_path)).free,
+        disk_free_bytes=free_bytes(disk_path),
         disk_path=disk_path,
         script_owners=script_owners(),
     )
@@ -92,8 +92,10 @@ def _reference_blas() -> str | None:
     return found[0] if found else None
 
 
-def _existing(path: Path) -> Path:
-    return path if path.exists() or path == path.parent else _existing(path.parent)
+def free_bytes(path: Path) -> int:
+    """Room on the disk where `path` is, or will be."""
+    existing = path if path.exists() or path == path.parent else None
+    return shutil.disk_usage(existing).free if existing else free_bytes(path.parent)
 
 
 def _parts(text: str) -> tuple[int, ...]:

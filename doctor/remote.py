@@ -21,6 +21,8 @@ from ..core.errors import ModelNotFound, TensorError
 from ..core.hub import DOWNLOADED, NOT_DOWNLOADED, local_directory
 from ..core.safetensors import MAX_HEADER_BYTES, weight_files
 from ..drafters.bundled import bundled_directory
+from .download import Download
+from .machine import free_bytes
 
 WORKERS = 8
 FIRST_BYTES = 100_000
@@ -159,6 +161,16 @@ def _read_range(url: str, start: int, stop: int) -> bytes:
             if len(received) >= stop - start:
                 break
     return bytes(received[: stop - start])
+
+
+def expected_download(mirrors: Sequence[Path]) -> Download:
+    """What the weights behind mirrors take, and the room in the hub's cache."""
+    from huggingface_hub import constants
+
+    place = Path(constants.HF_HUB_CACHE)
+    weights = (file for mirror in mirrors for file in mirror.rglob("*.safetensors"))
+    needed = sum(file.stat().st_size for file in weights)
+    return Download(needed, free_bytes(place), str(place))
 
 
 def renamed(text: str, places: Sequence[tuple[Path, str]]) -> str:

@@ -60,6 +60,7 @@ def test_only_the_header_is_fetched(tmp_path: Path) -> None:
     assert not_passed(document, "target") == not_passed(document, "pair") == {}
     assert found["target.kind"] == "qwen3_5"
     size = (BUNDLED / "target" / "model.safetensors").stat().st_size
+    assert found["machine.download"].startswith(f"{size / 1e6:.1f} MB to fetch")
     assert found["target.headers"].endswith(f"{size / 1e6:.1f} MB")
     assert document["model"] == REPOSITORY and document["routes"][0]["route"] == "dflash2"
     assert not list(tmp_path.glob("dflash-doctor-*"))

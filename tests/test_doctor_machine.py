@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_suite.doctor.checks import run_checks
+from dflash_suite.doctor.download import DOWNLOAD_CHECKS, Download
 from dflash_suite.doctor.machine import (
     BELOW,
     LOWEST,
@@ -54,6 +55,13 @@ def test_the_reference_blas_is_found_where_the_process_maps_it() -> None:
     mapped = {line.rsplit("/", 1)[-1] for line in maps.splitlines() if "libblas" in line}
     assert (found is not None) == bool(mapped)
     assert found is None or found in mapped
+
+
+@pytest.mark.parametrize(("free", "status"), [(10**9, "pass"), (10**9 - 1, "warn")])
+def test_room_for_a_download(free: int, status: str) -> None:
+    """Only hub ids that are not here yet have one (test_doctor_hub.py)."""
+    (result,), _ = run_checks(DOWNLOAD_CHECKS, Download(10**9, free, "/cache"))
+    assert result.status == status and result.found.startswith("1.00 GB to fetch")
 
 
 def test_every_owner_of_the_script_is_found(
