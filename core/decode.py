@@ -13,10 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .accept import accept_prefix
 from .caches import cache_arrays, validate_absolute_boundary
+from .choose import Chooser, Processor
 from .device import read_ids
-from .drafter import Drafter
+from .drafter import Drafter, DrawingDrafter
 from .emit import Detokenizer, Emitter, prime
 from .errors import PromptError
 from .feed import Contexts
@@ -24,6 +24,7 @@ from .gate import PLAIN, FixedRoute, Gate, RoutePicker
 from .options import NO_BLOCK, Block, GenerateOptions
 from .phases import PhaseTimer
 from .results import Chunk, Event, Finished, GenerationStats, PrefillProgress
+from .sampling import Proposal
 from .target import Target, TargetPass
 
 CLEAR_CACHE_EVERY_TOKENS = 256
@@ -32,19 +33,20 @@ CLEAR_CACHE_EVERY_TOKENS = 256
 
 @dataclass(frozen=True)
 class Verified:
-    """One verified block: what was fed, what came out, what the target would have said."""
+    """One verified block: what was fed, what came out, and the round's tokens before cuts."""
 
     row_ids: mx.array
     result: TargetPass
     drafts: list[int]
-    choices: list[int]
+    tokens: list[int]
 
 
 class Generation:
     """One request: iterate it for events; `stats` and `emitter` are live while it runs.
 
     drafter: what speculative rounds use, None for plain decoding; reserve: what the gate tries
-    where that does not pay; picker: another chooser of routes than options.gate says.
+    where that does not pay; picker: another chooser of routes than options.gate says;
+    processors: mlx-lm logits processors beside those of options.sampling.
 
     Closing the iterator between two events leaves the caches as after the tokens emitted so far.
     """
@@ -59,6 +61,7 @@ class Generation:
         reserve: Drafter | None = None,
         options: GenerateOptions | None = None,
         picker: RoutePicker | None = None,
+        processors: Sequence[Processor] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target = target
@@ -71,6 +74,7 @@ class Generation:
         self.stats = GenerationStats(
             prompt_tokens=len(self.prompt_ids), profiled=self.options.profile
         )
+        self.chooser = Chooser(self.options.sampling, processors)
         self.cache: list[Any] = target.make_cache()
         self.position = 0
         self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
@@ -88,8 +92,8 @@ class Generation:
         started = self._clock()
         while self.emitter.reason is None:
             route = self._next_route()
-            drafts = self.draft(route)
-            verified = self.verify(drafts)
+            proposal = self.draft(route)
+            verified = self.verify(proposal)
             accepted, accept_length = self.accept(verified, route)
             self.roll_back(verified, accept_length, route)
             self.picker.finish(accept_length, len(verified.drafts))
@@ -113,43 +117,45 @@ class Generation:
             mx.eval(cache_arrays(self.cache), self.contexts.state())
             mx.clear_cache()
             yield PrefillProgress(self.position, total)
-        hidden = self._feed_prompt(total).hidden
-        first = read_ids(greedy(self.target.logits_from_hidden(hidden)))
+        result = self._feed_prompt(total)
+        first = self._judge(result, mx.array(self.prompt_ids[-1:]), None, total - 1).tokens
         self.stats.ttft_sec = self._clock() - started
         yield PrefillProgress(total, total)
         self.emitter.take(first)
         yield Chunk(self.emitter.drain(), tuple(first))
 
-    def draft(self, route: str) -> mx.array | None:
+    def draft(self, route: str) -> Proposal | None:
         """Draft ids (k,), still on the device; None where this round is a plain step."""
         if route == PLAIN:
             return None
         limit = self.picker.draft_limit(self.blocks[route].draft_tokens)
         drafter = self.contexts.align(route, self.position)
         self.stats.drafter_resets = self.contexts.resets
-        drafts = drafter.draft(self._anchor(), min(limit, self.emitter.remaining))
-        self.phases.mark("draft", [drafts])
-        return drafts
+        count, draws = min(limit, self.emitter.remaining), self.chooser.draws
+        if draws is not None and isinstance(drafter, DrawingDrafter):
+            proposal = drafter.propose(self._anchor(), count, draws)
+        else:  # certain drafts: right for greedy decoding, and lossless for sampling too
+            proposal = Proposal(drafter.draft(self._anchor(), count))
+        self.phases.mark("draft", [proposal.ids])
+        return proposal
 
-    def verify(self, drafts: mx.array | None) -> Verified:
+    def verify(self, proposal: Proposal | None) -> Verified:
         """One target forward over the anchor and the drafts, and the round's one device sync."""
         validate_absolute_boundary(self.cache, self.position)
         row_ids = self._anchor()
-        if drafts is not None:
+        if proposal is not None:
             # A draft outside the vocabulary is fed as a legal id and can never be accepted.
-            legal = mx.clip(drafts, 0, self.target.config.vocab_size - 1)
+            legal = mx.clip(proposal.ids, 0, self.target.config.vocab_size - 1)
             row_ids = mx.concatenate([row_ids, legal.astype(row_ids.dtype)])
         result = self.target.verify_rows(row_ids[None], self.cache, self.contexts.tap_ids)
         self.stats.target_passes += 1
-        choices = greedy(self.target.logits_from_hidden(result.hidden))
-        mx.eval(choices) if drafts is None else mx.eval(choices, drafts)
+        verified = self._judge(result, row_ids, proposal, self.position)
         self.phases.mark("verify", [])
-        draft_list = [] if drafts is None else read_ids(drafts)
-        return Verified(row_ids, result, draft_list, read_ids(choices))
+        return verified
 
     def accept(self, verified: Verified, route: str) -> tuple[int, int]:
         """(drafts kept, tokens emitted), cut at eos, stop string and max_tokens (R36)."""
-        tokens = accept_prefix(verified.drafts, verified.choices)
+        tokens = verified.tokens
         accept_length = self.emitter.take(tokens)
         accepted = min(len(tokens) - 1, accept_length)
         self.stats.count_route(route)
@@ -166,7 +172,7 @@ class Generation:
 
         The block's row 0 is the anchor, so `keep` emitted tokens leave `keep` rows.
         """
-        rows = len(verified.choices)
+        rows = len(verified.row_ids)
         self.target.rollback(self.cache, verified.result.tape, keep, rows - keep)
         self.contexts.observe(self.position, verified.row_ids[:keep], verified.result, active=route)
         before, self.position = self.position, self.position + keep
@@ -183,6 +189,22 @@ class Generation:
         self.phases.start()
         self.picker.start()
         return route
+
+    def _judge(
+        self, result: TargetPass, row_ids: mx.array, proposal: Proposal | None, position: int
+    ) -> Verified:
+        """The target's tokens for a pass over row_ids from `position`; waits for the device."""
+        logits = self.target.logits_from_hidden(result.hidden)[0]
+        before = self._tokens()[:position] if self.chooser.needs_history else []
+        history = mx.array(before, dtype=row_ids.dtype)
+        judged = self.chooser.judge(logits, row_ids, history, proposal)
+        mx.eval(judged.arrays(), [] if proposal is None else proposal.ids)
+        drafts = [] if proposal is None else read_ids(proposal.ids)
+        return Verified(row_ids, result, drafts, judged.tokens(drafts))
+
+    def _tokens(self) -> list[int]:
+        """The prompt and everything emitted."""
+        return [*self.prompt_ids, *self.emitter.token_ids]
 
     def _feed_prompt(self, end: int) -> TargetPass:
         ids = mx.array(self.prompt_ids[self.position : end])
@@ -208,13 +230,6 @@ def make_picker(
     if options.gate and blocks:
         return Gate({name: block.effective for name, block in blocks.items()}, clock)
     return FixedRoute(next(iter(blocks), PLAIN))
-
-
-def greedy(logits: mx.array) -> mx.array:
-    """(1, T, vocab) -> (T,) ids, by mlx-lm's own expression: argmax of log-probabilities in the
-    logits' dtype, where rounding can make ties that plain logits do not have."""
-    logprobs = logits[0] - mx.logsumexp(logits[0], axis=-1, keepdims=True)
-    return mx.argmax(logprobs, axis=-1)
 
 
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> list[int]:

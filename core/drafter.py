@@ -7,7 +7,9 @@ from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
+from .choose import Draws
 from .options import Block, GenerateOptions
+from .sampling import Proposal
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,11 @@ class Drafter(Protocol):
 
     def state(self) -> list[mx.array]:
         """Arrays to evaluate when no draft is about to need them."""
+
+
+@runtime_checkable
+class DrawingDrafter(Drafter, Protocol):
+    """A drafter that can also draw; one that cannot proposes its greedy draft as certain."""
+
+    def propose(self, anchor: mx.array, count: int, draws: Draws) -> Proposal:
+        """As draft, but drawn, with the distributions that the drafts were drawn from; lazy."""

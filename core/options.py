@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from .errors import OptionError
+from .sampling_options import SamplingOptions
 
 Speculation = Literal["auto", "dflash", "mtp", "none"]
 SPECULATION_VALUES: tuple[Speculation, ...] = get_args(Speculation)
@@ -34,6 +35,7 @@ class GenerateOptions:
     prefill_step_size: int = 2048
     stop: tuple[str, ...] = ()
     profile: bool = False
+    sampling: SamplingOptions = SamplingOptions()
 
     def __post_init__(self) -> None:
         require_positive("max_tokens", self.max_tokens)

@@ -51,6 +51,13 @@ class ContextBuffer:
         if self._keep is not None:
             self._start = max(self._start, self._end - self._keep)
 
+    def drop(self, count: int) -> None:
+        """Forget the last `count` rows; what slid out of a window's sight is seen again as far as
+        it still stands in the buffer."""
+        self._end = max(0, self._end - count)
+        lowest = 0 if self._keep is None else max(0, self._end - self._keep)
+        self._start = min(max(lowest, 0), self._end)
+
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """(keys, values) of the context and the block behind it; the block is not kept."""
         self._write(keys, values)

@@ -11,8 +11,10 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..core.choose import Draws
 from ..core.drafter import TargetRows
 from ..core.options import Block, GenerateOptions, resolve_block
+from ..core.sampling import Proposal
 from .config import DrafterConfig
 from .context import ContextBuffer
 from .layers import CandidateSelector, Layer, Layer2
@@ -118,6 +120,15 @@ class DFlashDrafter:
         if self.config.selector is None:
             return mx.argmax(logits[0], axis=-1)
         return self.model.candidate_selector(hidden, logits, anchor)
+
+    def propose(self, anchor: mx.array, count: int, draws: Draws) -> Proposal:
+        """DFlash: each row drawn from its own distribution (dense). DFlash2: the path is drawn
+        candidate by candidate (sparse, over the selector's top-k)."""
+        hidden = self.block_hidden(anchor, count)
+        logits = self.block_logits(hidden)
+        if self.config.selector is None:
+            return draws.propose(logits[0])
+        return self.model.candidate_selector.propose(hidden, logits, anchor, draws)
 
     def block_hidden(self, anchor: mx.array, count: int) -> mx.array:
         """(1, count, hidden): the mask rows after the final norm."""

@@ -6,11 +6,15 @@ the output projections overflow float16 on outlier channels.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..core.choose import Draws
 from ..core.errors import ConfigError
 from ..core.mlx_models import model_module
+from ..core.sampling import Proposal, draw
 from .config import DrafterConfig
 from .context import ContextBuffer
 
@@ -189,21 +193,52 @@ class CandidateSelector(nn.Module):
 
         Candidates are in order of falling logit, so a tie of scores goes to the likelier one.
         """
-        candidates = mx.argpartition(logits[0], -self.top_k, axis=-1)[:, -self.top_k :]
-        unary = mx.take_along_axis(logits[0], candidates, axis=-1).astype(mx.float32)
+        candidates = self._candidates(logits)
+        steps = self._walk(hidden, candidates, anchor, lambda scores: mx.argmax(scores))
+        return mx.concatenate([ids for ids, _ in steps])
+
+    def propose(
+        self, hidden: mx.array, logits: mx.array, anchor: mx.array, draws: Draws
+    ) -> Proposal:
+        """As a call, but each step is drawn at the temperature alone, given the step before it."""
+        temperature = draws.options.temperature
+        candidates = self._candidates(logits)
+        steps = list(
+            self._walk(
+                hidden,
+                candidates,
+                anchor,
+                lambda scores: draw(mx.softmax(scores / temperature), draws.key()),
+            )
+        )
+        probs = mx.stack([mx.softmax(scores / temperature) for _, scores in steps])
+        return Proposal(mx.concatenate([ids for ids, _ in steps]), probs, candidates[0])
+
+    def _candidates(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """(T, k) ids and their float32 logits, in order of falling logit."""
+        ids = mx.argpartition(logits[0], -self.top_k, axis=-1)[:, -self.top_k :]
+        unary = mx.take_along_axis(logits[0], ids, axis=-1).astype(mx.float32)
         order = mx.argsort(-unary, axis=-1)
-        candidates = mx.take_along_axis(candidates, order, axis=-1)
-        unary = mx.take_along_axis(unary, order, axis=-1)
+        return mx.take_along_axis(ids, order, axis=-1), mx.take_along_axis(unary, order, axis=-1)
+
+    def _walk(
+        self,
+        hidden: mx.array,
+        candidates: tuple[mx.array, mx.array],
+        anchor: mx.array,
+        choose: Callable[[mx.array], mx.array],
+    ) -> Iterator[tuple[mx.array, mx.array]]:
+        """Left to right: (chosen id (1,), scores (k,)) of each row; choose: scores -> index."""
+        ids, unary = candidates
         projected = self.hidden_projection(hidden)[0]
         # (T, k, rank): the part of the score that does not depend on the predecessor.
-        edges = projected[:, None] * rows_of(self.successor_codebook, candidates)
-        previous, path = anchor, []
+        edges = projected[:, None] * rows_of(self.successor_codebook, ids)
+        previous = anchor
         for row in range(hidden.shape[1]):
             pair = (rows_of(self.predecessor_codebook, previous) * edges[row]).astype(mx.float32)
-            best = mx.argmax(unary[row] + pair.sum(axis=-1), keepdims=True)
-            previous = candidates[row][best]
-            path.append(previous)
-        return mx.concatenate(path)
+            scores = unary[row] + pair.sum(axis=-1)
+            previous = ids[row][choose(scores)[None]]
+            yield previous, scores
 
 
 def rows_of(codebook: mx.array | nn.Module, ids: mx.array) -> mx.array:

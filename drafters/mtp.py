@@ -6,14 +6,17 @@ mlx-lm's own modules. Sources: peers.md section 5, formats.md section 5.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..core.choose import Draws
 from ..core.drafter import TargetRows
 from ..core.mlx_models import model_module
 from ..core.options import Block, GenerateOptions, MtpHidden
+from ..core.sampling import Proposal, join_steps
 
 
 class SharedEnds(Protocol):
@@ -181,21 +184,31 @@ class MtpDrafter:
 
     def draft(self, anchor: mx.array, count: int) -> mx.array:
         """A chain of `count` steps; the first is fed the pending hidden row and the anchor."""
+        return self._chain(anchor, count, lambda logits: Proposal(mx.argmax(logits, axis=-1))).ids
+
+    def propose(self, anchor: mx.array, count: int, draws: Draws) -> Proposal:
+        """The chain drawn token by token, each from its own distribution (dense)."""
+        return self._chain(anchor, count, draws.propose)
+
+    def _chain(
+        self, anchor: mx.array, count: int, choose: Callable[[mx.array], Proposal]
+    ) -> Proposal:
+        """choose: (1, vocab) logits -> one draft."""
         if self._anchor_fed:
             self._cache.trim(1)
         known = self._pending
         hidden = mx.zeros((1, 1, self._width), dtype=self._dtype) if known is None else known
-        token, drafts = anchor, []
+        token, steps = anchor, []
         for _ in range(count):
             fused = self.model.fuse(self._embed(token), hidden)
             raw = self.model.layers[0](fused, self._cache)
             normed = self.model.norm(raw)
-            token = mx.argmax(self._ends.logits_from_hidden(normed)[0], axis=-1)
-            drafts.append(token)
+            steps.append(choose(self._ends.logits_from_hidden(normed)[0]))
+            token = steps[-1].ids
             hidden = normed if self.hidden == "post" else raw
         self._anchor_fed = known is not None
         self._cache.trim(count - int(self._anchor_fed))
-        return mx.concatenate(drafts)
+        return join_steps(steps)
 
     def state(self) -> list[mx.array]:
         """The head's buffers and the pending row."""

@@ -26,7 +26,8 @@ from tiny import (
     with_eos,
 )
 
-from dflash_suite.core.decode import Generation, check_prompt, greedy
+from dflash_suite.core.choose import greedy
+from dflash_suite.core.decode import Generation, check_prompt
 from dflash_suite.core.drafter import Drafter
 from dflash_suite.core.errors import CacheError, PromptError
 from dflash_suite.core.options import GenerateOptions
@@ -301,8 +302,8 @@ def test_greedy_is_stock_selection_in_the_logits_dtype() -> None:
         logits = mx.stack([row, row[::-1]])[None].astype(dtype)
         assert mx.argmax(logits[0, 0]).item() == 7
         stock = [greedy_sampler(one - mx.logsumexp(one, keepdims=True)) for one in logits[0]]
-        assert greedy(logits).tolist() == [choice.item() for choice in stock]
-        assert greedy(logits)[0].item() == expected
+        assert greedy(logits[0]).tolist() == [choice.item() for choice in stock]
+        assert greedy(logits[0])[0].item() == expected
 
 
 # --- prefill ------------------------------------------------------------------------------------
