@@ -11,6 +11,7 @@ import typer
 
 from ..core.options import GenerateOptions, parse_mtp_hidden, parse_speculation
 from ..core.results import Chunk, PrefillProgress
+from ..core.sampling_options import SamplingOptions
 from .params import (
     BlockSizeOption,
     DrafterBitsOption,
@@ -32,6 +33,19 @@ from .render import (
     format_footer,
     format_phases,
     print_note,
+)
+from .sampling_params import (
+    FrequencyPenaltyOption,
+    LogitBiasOption,
+    MinPOption,
+    PenaltyWindowOption,
+    PresencePenaltyOption,
+    RepetitionPenaltyOption,
+    SeedOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    parse_logit_bias,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +90,16 @@ def generate(
         ),
     ] = None,
     reasoning: ReasoningOption = None,
+    temperature: TemperatureOption = SamplingOptions.temperature,
+    top_k: TopKOption = SamplingOptions.top_k,
+    top_p: TopPOption = SamplingOptions.top_p,
+    min_p: MinPOption = SamplingOptions.min_p,
+    seed: SeedOption = SamplingOptions.seed,
+    repetition_penalty: RepetitionPenaltyOption = SamplingOptions.repetition_penalty,
+    presence_penalty: PresencePenaltyOption = SamplingOptions.presence_penalty,
+    frequency_penalty: FrequencyPenaltyOption = SamplingOptions.frequency_penalty,
+    penalty_window: PenaltyWindowOption = SamplingOptions.penalty_window,
+    logit_bias: LogitBiasOption = None,
     prompt_file: PromptFileOption = None,
     dtype: DtypeOption = "auto",
     prefill_step_size: Annotated[
@@ -107,6 +131,18 @@ def generate(
         prefill_step_size=prefill_step_size,
         stop=tuple(stop or ()),
         profile=profile,
+        sampling=SamplingOptions(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            penalty_window=penalty_window,
+            logit_bias=parse_logit_bias(logit_bias),
+        ),
     )
     requested, hidden = parse_speculation(speculation), parse_mtp_hidden(mtp_hidden)
     source = read_prompt(prompt, prompt_file, patient=model is not None)
@@ -127,7 +163,7 @@ def generate(
             report=report,
             mtp=mtp,
             mtp_hidden=hidden,
-            reserve=gate,
+            reserve=options.gated,
         )
     for note in () if quiet else pair.target.config.repairs.notes:
         print_note(note)
@@ -185,6 +221,7 @@ def _document(pair: Pair, generation: Generation, text: str) -> dict[str, Any]:
             "block": generation.block.to_dict(),
             "drafter_bits": getattr(pair.drafter, "bits", None),
         },
+        "sampling": generation.options.sampling.to_dict(),
         "stats": generation.stats.to_dict(),
     }
 

@@ -226,8 +226,8 @@ class Generation:
 def make_picker(
     blocks: Mapping[str, Block], options: GenerateOptions, clock: Callable[[], float]
 ) -> RoutePicker:
-    """The gate over these drafters, or with options.gate off the first of them, always."""
-    if options.gate and blocks:
+    """The gate over these drafters, or without a gate the first of them, always."""
+    if options.gated and blocks:
         return Gate({name: block.effective for name, block in blocks.items()}, clock)
     return FixedRoute(next(iter(blocks), PLAIN))
 

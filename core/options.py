@@ -37,6 +37,11 @@ class GenerateOptions:
     profile: bool = False
     sampling: SamplingOptions = SamplingOptions()
 
+    @property
+    def gated(self) -> bool:
+        """Whether the gate runs: a seeded sample must not depend on the clock, so it is off."""
+        return self.gate and not self.sampling.repeatable
+
     def __post_init__(self) -> None:
         require_positive("max_tokens", self.max_tokens)
         require_positive("prefill_step_size", self.prefill_step_size)

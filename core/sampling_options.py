@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from .errors import OptionError
 
@@ -58,3 +58,7 @@ class SamplingOptions:
     def repeatable(self) -> bool:
         """True where an explicit seed must give the same output again, whatever the clock says."""
         return not self.greedy and self.seed is not None
+
+    def to_dict(self) -> dict[str, object]:
+        """The `sampling` object of `--json`."""
+        return {**asdict(self), "logit_bias": {str(token): bias for token, bias in self.logit_bias}}

@@ -32,9 +32,12 @@ class Route:
 
     def notes(self, options: GenerateOptions) -> list[str]:
         """Options that were given and do nothing on this route."""
-        if options.block_size is None or self.route.startswith("dflash"):
-            return []
-        return [f"--block-size concerns DFlash alone and is ignored on route {self.route}"]
+        notes = []
+        if options.block_size is not None and not self.route.startswith("dflash"):
+            notes.append(f"--block-size concerns DFlash alone and is ignored on route {self.route}")
+        if options.gate and not options.gated and self.route != "none":
+            notes.append("gate and adaptive block are off: a seeded sample repeats exactly")
+        return notes
 
 
 @dataclass(frozen=True)
