@@ -264,6 +264,8 @@ def test_ctrl_c_keeps_what_was_produced() -> None:
         env=ENV,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell's background job ignores SIGINT, and its children with it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     first = process.stdout.read(10)
