@@ -14,8 +14,9 @@ from statistics import mean
 
 import mlx.core as mx
 
+from .bench_options import BenchOptions
 from .bench_plan import Step, make_plan
-from .bench_types import Arm, BenchOptions, BenchPrompt, Sample
+from .bench_types import Arm, BenchPrompt, Sample
 from .bench_widths import measure_widths
 from .decode import Generation
 from .emit import Detokenizer

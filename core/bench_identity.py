@@ -100,4 +100,5 @@ def top2_margin(target: Target, ids: Sequence[int], step: int) -> float:
     hidden = target.forward_with_taps(mx.array([[ids[-1]]]), cache).hidden
     logits = target.logits_from_hidden(hidden)[0, -1].astype(mx.float32)
     top = mx.sort(logits)[-2:]
-    return float((top[1] - top[0]).item())
+    margin: Any = (top[1] - top[0]).item()
+    return float(margin)

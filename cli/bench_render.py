@@ -1,0 +1,131 @@
+"""A benchmark on the terminal: what was run, the tables, and what they say. Stdout only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from ..core.bench_report import BenchReport
+from ..core.bench_sweep import Best
+from .bench_tables import Table, arm_labels, letter, make_tables
+
+
+def print_report(context: Mapping[str, Any], report: BenchReport, best: Best | None) -> None:
+    """Everything, for people."""
+    console = Console(highlight=False)
+    for line in format_head(context, report):
+        console.print(escape(line))
+    for table in make_tables(report):
+        console.print(rich_table(table))
+        console.print(f"[dim]{escape(table.note)}[/dim]\n" if table.note else "")
+    for line in format_findings(report, best):
+        console.print(escape(line))
+
+
+def rich_table(table: Table) -> RichTable:
+    """Numbers are never cut or broken: one column of words folds where the terminal is narrow."""
+    made = RichTable(
+        title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0), show_edge=False, pad_edge=False,
+    )  # fmt: skip
+    for index, column in enumerate(table.columns):
+        made.add_column(
+            column,
+            justify="left" if index in table.words else "right",
+            overflow="fold",
+            no_wrap=index != table.folding,
+        )
+    for row in table.rows:
+        made.add_row(*(escape(cell) for cell in row))
+    return made
+
+
+def format_head(context: Mapping[str, Any], report: BenchReport) -> list[str]:
+    """Device, versions, settings, arms, and in what the arms differ."""
+    device, versions, settings = context["device"], context["versions"], context["settings"]
+    memory = device["memory_bytes"]
+    kinds: dict[str, int] = {}
+    for prompt in report.prompts:
+        kinds[prompt.kind] = kinds.get(prompt.kind, 0) + 1
+    return [
+        *([f"PARTIAL: interrupted, {len(report.measured)} prompts measured"] * report.partial),
+        f"device: {device['kind']}, {device['name']}, {device['cores']} cores"
+        + (f", {memory / 1e9:.0f} GB" if memory else "")
+        + f", {device['system']}",
+        "versions: "
+        + ", ".join(f"{name} {found}" for name, found in versions.items() if found)
+        + f", commit {(context['commit'] or 'unknown')[:12]}",
+        f"target: {settings['target']}, computing in {settings['compute_dtype']}",
+        f"prompts: {len(report.prompts)} ("
+        + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        + f"), at most {settings['max_tokens']} tokens, {settings['repeats']} repeats, batch 1, "
+        "warm-up discarded",
+        *format_arms(report),
+        "",
+    ]
+
+
+def format_arms(report: BenchReport) -> list[str]:
+    """One line an arm with what sets it apart; then what all of them share."""
+    settings = [arm.arm.settings for arm in report.arms]
+    keys = list(dict.fromkeys(key for one in settings for key in one))
+    differing = [key for key in keys if len({str(one.get(key, "-")) for one in settings}) > 1]
+    lines = []
+    for index, arm in enumerate(report.arms):
+        shown = [f"{_words(key)} {settings[index].get(key, '-')}" for key in differing]
+        lines.append(f"arm {letter(index)}: {arm.arm.name}" + _joined("; ", shown))
+    shared = [f"{_words(key)} {settings[0][key]}" for key in keys if key not in differing]
+    if len(report.arms) > 1:
+        lines.append("arms differ in: " + (", ".join(map(_words, differing)) or "nothing"))
+    return [*lines, *(["the same: " + ", ".join(shared)] if shared else [])]
+
+
+def format_findings(report: BenchReport, best: Best | None) -> list[str]:
+    """What to take home, a sentence each."""
+    if not report.measured:
+        return ["nothing was measured"]
+    names = arm_labels(report)
+    lines: list[str] = []
+    if not report.headline:
+        lines.append("Every plain answer ends in a loop: no headline figure can be given.")
+    for one in report.comparisons:
+        if one.end_to_end is None:
+            continue
+        lines.append(_sentence(names, one.first, one.second, one.end_to_end.verdict))
+        if one.flagged:
+            lines[-1] += " It is faster with OTHER greedy ids: not the same work."
+    for name, arm in zip(names, report.arms, strict=True):
+        for difference in arm.identity.differences:
+            margin = "" if difference.margin is None else f"{difference.margin:.2g}"
+            lines.append(
+                f"{name}: {report.prompts[difference.prompt].name} leaves the plain ids at token "
+                f"{difference.position}, where the plain one leads by {margin} nats"
+            )
+    if best is not None:
+        equal = ", ".join(names[arm] for arm in best.as_good)
+        lines.append(
+            f"Best on this device: {names[best.arm]}"
+            + (f"; not told apart from it: {equal}." if equal else "; every other is slower.")
+        )
+    return lines
+
+
+def _sentence(names: Sequence[str], first: int, second: int, verdict: str) -> str:
+    if verdict == "no difference":
+        return f"{names[second]} against {names[first]}: no difference at 99 %."
+    if verdict == "too few pairs":
+        return f"{names[second]} against {names[first]}: too few pairs for a verdict (8 needed)."
+    return f"{names[second]} is {verdict} than {names[first]} (99 %)."
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _joined(separator: str, parts: Sequence[str]) -> str:
+    return ": " + separator.join(parts) if parts else ""
