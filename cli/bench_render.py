@@ -59,7 +59,7 @@ def format_head(context: Mapping[str, Any], report: BenchReport) -> list[str]:
         + f", {device['system']}",
         "versions: "
         + ", ".join(f"{name} {found}" for name, found in versions.items() if found)
-        + f", commit {(context['commit'] or 'unknown')[:12]}",
+        + f", commit {_short(context['commit'])}",
         f"target: {settings['target']}, computing in {settings['compute_dtype']}",
         f"prompts: {len(report.prompts)} ("
         + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
@@ -77,7 +77,8 @@ def format_arms(report: BenchReport) -> list[str]:
     differing = [key for key in keys if len({str(one.get(key, "-")) for one in settings}) > 1]
     lines = []
     for index, arm in enumerate(report.arms):
-        shown = [f"{_words(key)} {settings[index].get(key, '-')}" for key in differing]
+        own = settings[index]
+        shown = [f"{_words(key)} {own[key]}" for key in differing if key in own]
         lines.append(f"arm {letter(index)}: {arm.arm.name}" + _joined("; ", shown))
     shared = [f"{_words(key)} {settings[0][key]}" for key in keys if key not in differing]
     if len(report.arms) > 1:
@@ -121,6 +122,14 @@ def _sentence(names: Sequence[str], first: int, second: int, verdict: str) -> st
     if verdict == "too few pairs":
         return f"{names[second]} against {names[first]}: too few pairs for a verdict (8 needed)."
     return f"{names[second]} is {verdict} than {names[first]} (99 %)."
+
+
+def _short(commit: str | None) -> str:
+    """The first digits, and whether files differ from it."""
+    if commit is None:
+        return "unknown"
+    digits, plus, changes = commit.partition("+")
+    return digits[:12] + plus + changes
 
 
 def _words(key: str) -> str:

@@ -98,7 +98,7 @@ class Bench:
             )
             return
         if step.arm is None:
-            plain = Arm("none", None, self._limits(GenerateOptions()), {})
+            plain = Arm("none", None, None, self._limits(GenerateOptions()), {})
             self.references[step.prompt] = tuple(self._decode(plain, prompt).emitter.token_ids)
             return
         arm = self.arms[step.arm]
@@ -130,6 +130,7 @@ class Bench:
             prompt.ids,
             self._new_detokenizer(),
             drafter=arm.drafter,
+            reserve=arm.reserve,
             options=arm.options,
             clock=self._clock,
         )
@@ -151,14 +152,7 @@ class Bench:
     def _widths(self) -> list[int]:
         """1 .. the longest block of any arm."""
         longest = max(
-            Generation(
-                self.target,
-                self.prompts[0].ids,
-                self._new_detokenizer(),
-                drafter=arm.drafter,
-                options=arm.options,
-            ).block.effective
-            for arm in self.arms
+            arm.drafter.block(arm.options).effective if arm.drafter else 1 for arm in self.arms
         )
         return list(range(1, longest + 1))
 

@@ -14,11 +14,12 @@ from .results import FinishReason, GenerationStats
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to decode. `settings` is what a reader must know of it, in print order: route,
-    drafter, block, ...; a plain arm has no drafter."""
+    """One way to decode; a plain arm has no drafter. reserve: what the gate, where it is on, tries
+    after the drafter. settings: what a reader must know, in print order: route, drafter, ..."""
 
     name: str
     drafter: Drafter | None
+    reserve: Drafter | None
     options: GenerateOptions
     settings: Mapping[str, Any]
 

@@ -7,36 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..core.bench_types import Arm
 from ..core.config import TargetConfig, read_target_config
 from ..core.drafter import Drafter
-from ..core.errors import DflashError, RouteUnavailable
 from ..core.loading import LoadedTarget, load_target
 from ..core.options import NO_BLOCK, GenerateOptions
 from . import bundled
 from .bench_specs import ArmSpec
-from .config import DrafterConfig, read_drafter_config
-from .guards import check_pair
-from .load import load_drafter
-from .mtp_find import MtpSource, absence, find_head
-from .mtp_load import load_head
-from .pair import drafter_dtype, find_drafter, locate
+from .candidates import Candidate, Request, find_candidates, locate, tolerate
+from .pair import find_drafter
+from .routes import Attempt, Route, choose_route
 
-Source = DrafterConfig | MtpSource
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What an arm will run: `source` is None for plain decoding, whose `reason` says why;
-    reference: how a reader would name the drafter."""
-
-    spec: ArmSpec
-    source: Source | None = None
-    reference: str = ""
-    reason: str = ""
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -55,77 +41,83 @@ class ArmLoader:
     model: str | None
     drafter: str | None
     config: TargetConfig
-    _opened: dict[Path, Drafter] = field(default_factory=dict)
+    say: Say
+    directories: list[Path] = field(default_factory=list)
+    _opened: dict[tuple[Path | None, str], Drafter] = field(default_factory=dict)
 
-    def choose(self, spec: ArmSpec) -> Choice:
-        """Which drafter an arm runs with, from configs and headers alone.
+    def request(self, spec: ArmSpec) -> Request:
+        """What an arm asks for, as `dflash generate` would ask for it."""
+        reference = spec.drafter or find_drafter(self.model, self.drafter)
+        return Request(spec.speculation, reference, spec.mtp, spec.mtp_hidden)
 
-        Explicit routes that cannot run are RouteUnavailable; auto goes on to the next.
-        """
-        if spec.speculation == "none":
-            return Choice(spec)
-        problems = []
-        finders = {"dflash": self._find_dflash, "mtp": self._find_mtp}
-        for route, find in finders.items():
-            if spec.speculation in (route, "auto"):
-                try:
-                    return find(spec)
-                except DflashError as exc:
-                    problems.append(str(exc))
-        if spec.speculation != "auto":
-            raise RouteUnavailable(f"arm {spec.speculation} cannot run: {problems[0]}")
-        return Choice(spec, reason="; ".join(problems))
+    def candidates(self, spec: ArmSpec) -> list[Candidate]:
+        """From configs and headers alone; an explicit arm that cannot run is RouteUnavailable."""
+        found = find_candidates(self.config, self.request(spec))
+        if not any(candidate.load for candidate in found):
+            problems = [Attempt(problem=candidate.problem) for candidate in found]
+            choose_route(spec.speculation, problems)
+        return found
 
-    def build(self, choice: Choice, target: LoadedTarget) -> Arm:
-        """Open the drafter, unless another arm has, and settle the arm's block.
+    def build(self, spec: ArmSpec, candidates: Sequence[Candidate], loaded: LoadedTarget) -> Arm:
+        """Open the drafters that no arm before has, and settle the block.
 
         Raises OptionError where the options ask for what the drafter cannot do.
         """
-        spec = choice.spec
+        drafters: list[Drafter] = []
+        attempts: list[Attempt] = []
+        for candidate in candidates:
+            if drafters and not spec.gate:
+                break  # a reserve is the gate's to use
+            action = partial(self._open, candidate, spec, loaded)
+            opened, problem = tolerate(spec.speculation, action)
+            drafters += [opened] if opened is not None else []
+            attempts.append(Attempt(opened.name if opened else None, problem or candidate.problem))
+        route = choose_route(spec.speculation, attempts)
+        first, reserve = [*drafters, None, None][:2]
+        return self._arm(spec, route, first, reserve)
+
+    def _open(self, candidate: Candidate, spec: ArmSpec, loaded: LoadedTarget) -> Drafter | None:
+        if candidate.load is None:
+            return None
+        key = candidate.where, spec.mtp_hidden
+        if key not in self._opened:
+            self.say(f"loading drafter {candidate.where}")
+            self._opened[key] = candidate.load(loaded.target)
+        if candidate.where is not None and candidate.where.is_dir():
+            self.directories.append(candidate.where)
+        return self._opened[key]
+
+    def _arm(
+        self, spec: ArmSpec, route: Route, drafter: Drafter | None, reserve: Drafter | None
+    ) -> Arm:
         options = GenerateOptions(
             block_size=spec.block_size,
             draft_tokens=spec.draft_tokens or GenerateOptions.draft_tokens,
             gate=spec.gate,
         )
-        drafter = None if choice.source is None else self._open(choice.source, target)
         block = drafter.block(options) if drafter else NO_BLOCK
-        route = drafter.name if drafter else "none"
-        settings: dict[str, Any] = {"requested": spec.speculation, "route": route}
-        if choice.source is not None:
-            settings["drafter"] = choice.reference
-            if route != "mtp":
+        settings: dict[str, Any] = {"requested": spec.speculation, "route": route.route}
+        if drafter is None:
+            settings |= {} if spec.speculation == "none" else {"reason": route.reason}
+        else:
+            settings["drafter"] = self._reference(spec, drafter)
+            if drafter.name != "mtp":
                 settings["block_size"] = block.effective
+            elif spec.mtp_hidden != ArmSpec.mtp_hidden:
+                settings["mtp_hidden"] = spec.mtp_hidden
             settings["draft_tokens"] = block.draft_tokens
             settings["gate"] = "on" if spec.gate else "off"
-        elif choice.reason:
-            settings["reason"] = choice.reason
-        return Arm(_name(route, block.draft_tokens, spec), drafter, options, settings)
+            if reserve is not None:
+                settings["reserve"] = reserve.name
+        return Arm(
+            _name(route.route, block.draft_tokens, spec), drafter, reserve, options, settings
+        )
 
-    def _find_dflash(self, spec: ArmSpec) -> Choice:
-        reference = spec.drafter or find_drafter(self.model, self.drafter)
-        if reference is None:
-            raise RouteUnavailable("no drafter was given; name one with --drafter")
-        config = read_drafter_config(locate(reference))
-        check_pair(self.config, config)
-        return Choice(spec, config, reference)
-
-    def _find_mtp(self, spec: ArmSpec) -> Choice:
-        source = find_head(self.config)
-        if source is None:
-            raise RouteUnavailable(absence(self.config))
-        own = source.where == self.config.path
-        return Choice(spec, source, "the target's own head" if own else str(source.where))
-
-    def _open(self, source: Source, loaded: LoadedTarget) -> Drafter:
-        place = _directory(source)
-        if place not in self._opened:
-            dtype = drafter_dtype(loaded.target)
-            self._opened[place] = (
-                load_drafter(source, loaded.target, dtype)
-                if isinstance(source, DrafterConfig)
-                else load_head(source, loaded.target, dtype)
-            )
-        return self._opened[place]
+    def _reference(self, spec: ArmSpec, drafter: Drafter) -> str:
+        """How a reader would name the drafter's files."""
+        if drafter.name == "mtp":
+            return spec.mtp or "the target's own head"
+        return self.request(spec).drafter or ""
 
 
 def load_arms(
@@ -133,26 +125,18 @@ def load_arms(
     model: str | None = None,
     drafter: str | None = None,
     dtype: str = "auto",
-    say: Callable[[str], None] = lambda message: None,
+    say: Say = lambda message: None,
 ) -> BenchSetup:
     """Load one target and every drafter that some arm needs; failures come before the big load."""
     config = read_target_config(locate(model or bundled.TARGET))
-    loader = ArmLoader(model, drafter, config)
-    choices = [loader.choose(spec) for spec in specs]
+    loader = ArmLoader(model, drafter, config, say)
+    candidates = [loader.candidates(spec) for spec in specs]
     say(f"loading target {config.path}")
     loaded = load_target(config, dtype)
-    arms = []
-    for choice in choices:
-        if choice.source is not None:
-            say(f"loading drafter {_directory(choice.source)}")
-        arms.append(loader.build(choice, loaded))
-    used = [_directory(choice.source) for choice in choices if choice.source is not None]
-    directories = [config.path, *(place for place in used if place.is_dir())]
-    return BenchSetup(loaded, arms, list(dict.fromkeys(directories)))
-
-
-def _directory(source: Source) -> Path:
-    return source.path if isinstance(source, DrafterConfig) else source.where
+    arms = [
+        loader.build(spec, found, loaded) for spec, found in zip(specs, candidates, strict=True)
+    ]
+    return BenchSetup(loaded, arms, list(dict.fromkeys([config.path, *loader.directories])))
 
 
 def _name(route: str, draft_tokens: int, spec: ArmSpec) -> str:

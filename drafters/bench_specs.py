@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
 
 from ..core.errors import OptionError
 from ..core.options import Speculation, parse_speculation
+from .mtp import MtpHidden
 
 
 @dataclass(frozen=True)
@@ -18,22 +19,23 @@ class ArmSpec:
 
     speculation: Speculation
     drafter: str | None = None
+    mtp: str | None = None
+    mtp_hidden: MtpHidden = "post"
     block_size: int | None = None
     draft_tokens: int | None = None
     gate: bool = False
 
     def __post_init__(self) -> None:
-        allowed = {
-            "dflash": {"drafter", "block_size"},
-            "auto": {"drafter", "block_size", "draft_tokens"},
-            "mtp": {"draft_tokens"},
-            "none": set[str](),
-        }[self.speculation]
-        for name in ("drafter", "block_size", "draft_tokens"):
-            if getattr(self, name) is not None and name not in allowed:
+        dflash, mtp = {"drafter", "block_size"}, {"mtp", "mtp_hidden", "draft_tokens"}
+        allowed = {"dflash": dflash, "mtp": mtp, "auto": dflash | mtp}.get(self.speculation, set())
+        if self.speculation != "none":
+            allowed = allowed | {"gate"}
+        for one in fields(self)[1:]:
+            if getattr(self, one.name) != one.default and one.name not in allowed:
+                listed = ", ".join(sorted(name.replace("_", "-") for name in allowed)) or "none"
                 raise OptionError(
-                    f"arm {self.speculation} has no option {name.replace('_', '-')}; it takes "
-                    + (", ".join(sorted(one.replace("_", "-") for one in allowed)) or "none")
+                    f"arm {self.speculation} has no option {one.name.replace('_', '-')}; it takes "
+                    f"{listed}"
                 )
 
 
@@ -103,8 +105,16 @@ def _text(value: str) -> str:
     return value
 
 
+def _hidden(value: str) -> str:
+    if value not in get_args(MtpHidden):
+        raise ValueError(" or ".join(get_args(MtpHidden)))
+    return value
+
+
 PARSERS: dict[str, Callable[[str], Any]] = {
     "drafter": _text,
+    "mtp": _text,
+    "mtp_hidden": _hidden,
     "block_size": _whole,
     "draft_tokens": _whole,
     "gate": _on_off,
