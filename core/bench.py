@@ -6,7 +6,6 @@ keeps the samples that were finished.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +133,6 @@ class Bench:
             options=arm.options,
             clock=self._clock,
         )
-        gc.collect()
         mx.synchronize()
         mx.reset_peak_memory()
         for _ in generation:

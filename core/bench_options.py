@@ -21,7 +21,7 @@ class BenchOptions:
     prefill_step_size: int = GenerateOptions.prefill_step_size
     warmup_tokens: int = 32
     profile_prompts: int = 2
-    width_repeats: int = 5
+    width_repeats: int = 3
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "repeats", "max_prompts", "prefill_step_size", "warmup_tokens"):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 Verdict = Literal["faster", "slower", "no difference", "too few pairs"]
 
 CONFIDENCE = 0.99
-RESAMPLES = 4000
+RESAMPLES = 2000
 SEED = 20261129
 MIN_PAIRS = 8
 """Below 8 pairs even all of them on one side of 1 happens by chance more often than once in 100

@@ -1,0 +1,98 @@
+"""How often does `dflash bench` tell equal arms apart, and does it find a planted slowdown?
+
+`python tests/bench_aa.py [RUNS]`: minutes on the bundled pair and the real clock, so no part of
+the tests. Exits 1 unless at least 19 of 20 equal runs say "no difference" and every planted
+slowdown of 10 % is found.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from dflash_suite.core.bench import Bench
+from dflash_suite.core.bench_options import BenchOptions
+from dflash_suite.core.bench_report import BenchReport, make_report
+from dflash_suite.core.bench_types import Arm
+from dflash_suite.drafters.bench_arms import BenchSetup, load_arms
+from dflash_suite.drafters.bench_prompts import collect_prompts
+from dflash_suite.drafters.bench_specs import ArmSpec
+
+SLOWDOWN = 0.10
+OPTIONS = BenchOptions(
+    max_tokens=24, repeats=3, max_prompts=8, profile_prompts=0, width_repeats=0, warmup_tokens=8
+)
+
+
+class Slowed:
+    """A drafter that waits a share of the time that a start and a round of the real one take."""
+
+    def __init__(self, drafter: Any, start_sec: float, round_sec: float) -> None:
+        self._drafter, self._start_sec, self._round_sec = drafter, start_sec, round_sec
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def reset(self, position: int) -> None:
+        """Begin an answer, late."""
+        time.sleep(self._start_sec)
+        self._drafter.reset(position)
+
+    def draft(self, anchor: Any, count: int) -> Any:
+        """Draft, late."""
+        time.sleep(self._round_sec)
+        return self._drafter.draft(anchor, count)
+
+
+def run(setup: BenchSetup, arms: list[Arm]) -> BenchReport:
+    """One benchmark of short answers."""
+    tokenizer, target = setup.target.tokenizer, setup.target.target
+    prompts = collect_prompts(
+        tokenizer, target.config.vocab_size, bundled_target=True, most=OPTIONS.max_prompts
+    )
+    bench = Bench(target, lambda: tokenizer.detokenizer, arms, prompts, OPTIONS)
+    for _ in bench.run():
+        pass
+    return make_report(bench)
+
+
+def verdict(report: BenchReport) -> str:
+    """The verdict, with its figures on stdout."""
+    ratio = report.comparisons[0].end_to_end
+    assert ratio is not None and ratio.interval is not None
+    low, high = ratio.interval
+    print(
+        f"  {ratio.spread.median:.3f} ({low:.3f}-{high:.3f}), {ratio.spread.count} pairs, "
+        f"{len(report.degenerate)} loops: {ratio.verdict}",
+        flush=True,
+    )
+    return ratio.verdict
+
+
+def main(runs: int) -> int:
+    """Equal arms `runs` times, then the slowed arm a quarter as often."""
+    setup = load_arms([ArmSpec("dflash"), ArmSpec("dflash")])
+    equal, slow = [], []
+    print("A against A")
+    for _ in range(runs):
+        report = run(setup, setup.arms)
+        equal.append(verdict(report))
+    first, second = setup.arms
+    speed = report.arms[0]
+    assert speed.pass_sec is not None and speed.ttft_sec is not None
+    print(f"A against A slowed by {SLOWDOWN:.0%}")
+    slowed: Any = Slowed(
+        second.drafter, SLOWDOWN * speed.ttft_sec.median, SLOWDOWN * speed.pass_sec
+    )
+    for _ in range(max(1, runs // 4)):
+        slow.append(verdict(run(setup, [first, replace(second, drafter=slowed)])))
+    same = equal.count("no difference")
+    print(f"no difference in {same} of {len(equal)}; slowdown found in {slow.count('slower')}"
+          f" of {len(slow)}")  # fmt: skip
+    return 0 if 20 * same >= 19 * runs and set(slow) == {"slower"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
