@@ -12,7 +12,7 @@ from .. import __version__
 from ..core.bench_options import BenchOptions
 from ..core.errors import OptionError
 from ..core.options import SPECULATION_VALUES
-from .params import DrafterOption, DtypeOption, ModelOption
+from .params import DrafterOption, DtypeOption, ModelOption, MtpOption
 from .progress import Progress
 from .render import print_note
 
@@ -27,6 +27,7 @@ CANCELLED_EXIT_CODE = 130
 def bench(
     model: ModelOption = None,
     drafter: DrafterOption = None,
+    mtp: MtpOption = None,
     ab: Annotated[
         str | None,
         typer.Option(
@@ -43,7 +44,8 @@ def bench(
             "--arm",
             metavar="NAME:OPTIONS",
             help="An arm of your own, may be repeated: auto, dflash, mtp or none, and after the "
-            "colon block-size=5, draft-tokens=3, drafter=DIR, gate=on, joined by commas.",
+            "colon block-size=5, draft-tokens=3, drafter=DIR, mtp=DIR, mtp-hidden=pre, gate=on, "
+            "joined by commas.",
         ),
     ] = None,
     sweep: Annotated[
@@ -123,7 +125,7 @@ def bench(
     options = BenchOptions(max_tokens=max_tokens, repeats=repeats, max_prompts=max_prompts)
     progress = Progress(enabled=not quiet)
     with progress:
-        setup = load_arms(specs, model, drafter, dtype, progress.say)
+        setup = load_arms(specs, model, drafter, mtp, dtype, progress.say)
         running = Bench(
             setup.target.target,
             lambda: setup.target.tokenizer.detokenizer,

@@ -36,10 +36,11 @@ class BenchSetup:
 
 @dataclass
 class ArmLoader:
-    """model, drafter: as `dflash generate` takes them; a spec's own drafter goes first."""
+    """model, drafter, mtp: as `dflash generate` takes them; a spec's own go first."""
 
     model: str | None
     drafter: str | None
+    mtp: str | None
     config: TargetConfig
     say: Say
     directories: list[Path] = field(default_factory=list)
@@ -48,7 +49,7 @@ class ArmLoader:
     def request(self, spec: ArmSpec) -> Request:
         """What an arm asks for, as `dflash generate` would ask for it."""
         reference = spec.drafter or find_drafter(self.model, self.drafter)
-        return Request(spec.speculation, reference, spec.mtp, spec.mtp_hidden)
+        return Request(spec.speculation, reference, spec.mtp or self.mtp, spec.mtp_hidden)
 
     def candidates(self, spec: ArmSpec) -> list[Candidate]:
         """From configs and headers alone; an explicit arm that cannot run is RouteUnavailable."""
@@ -115,21 +116,23 @@ class ArmLoader:
 
     def _reference(self, spec: ArmSpec, drafter: Drafter) -> str:
         """How a reader would name the drafter's files."""
+        request = self.request(spec)
         if drafter.name == "mtp":
-            return spec.mtp or "the target's own head"
-        return self.request(spec).drafter or ""
+            return request.mtp or "the target's own head"
+        return request.drafter or ""
 
 
 def load_arms(
     specs: Sequence[ArmSpec],
     model: str | None = None,
     drafter: str | None = None,
+    mtp: str | None = None,
     dtype: str = "auto",
     say: Say = lambda message: None,
 ) -> BenchSetup:
     """Load one target and every drafter that some arm needs; failures come before the big load."""
     config = read_target_config(locate(model or bundled.TARGET))
-    loader = ArmLoader(model, drafter, config, say)
+    loader = ArmLoader(model, drafter, mtp, config, say)
     candidates = [loader.candidates(spec) for spec in specs]
     say(f"loading target {config.path}")
     loaded = load_target(config, dtype)

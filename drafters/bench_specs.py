@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from ..core.errors import OptionError
-from ..core.options import Speculation, parse_speculation
-from .mtp import MtpHidden
+from ..core.options import MtpHidden, Speculation, parse_speculation
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def test_the_document_says_where_it_comes_from(document: dict[str, Any]) -> None
 def report(bundled_target: LoadedTarget) -> BenchReport:
     """Plain decoding, two block sizes, the head: short answers to two short prompts."""
     specs = parse_sweep("block-size=2,5") + [parse_arm("mtp")]
-    loader = ArmLoader(None, None, bundled_target.target.config, lambda message: None)
+    loader = ArmLoader(None, None, None, bundled_target.target.config, lambda message: None)
     arms = [loader.build(spec, loader.candidates(spec), bundled_target) for spec in specs]
     encode = bundled_target.tokenizer.encode
     prompts = [
@@ -163,7 +163,7 @@ def test_what_is_flagged_is_said(report: BenchReport, capsys: pytest.CaptureFixt
 
 
 def test_equal_routes_are_a_against_a(bundled_target: LoadedTarget) -> None:
-    loader = ArmLoader(None, None, bundled_target.target.config, lambda message: None)
+    loader = ArmLoader(None, None, None, bundled_target.target.config, lambda message: None)
     first, second = (
         loader.build(spec, loader.candidates(spec), bundled_target) for spec in ab_specs("dflash")
     )
