@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich import box
@@ -12,7 +12,16 @@ from rich.table import Table as RichTable
 
 from ..core.bench_report import BenchReport
 from ..core.bench_sweep import Best
-from .bench_tables import Table, arm_labels, letter, make_tables
+from .bench_tables import Table, arm_labels, make_tables
+
+NAMED = ("requested", "route")
+"""Settings that an arm's name already tells."""
+VERDICTS = {
+    "Faster than {} (99 %): ": "faster",
+    "Slower than {} (99 %): ": "slower",
+    "No difference to {} (99 %): ": "no difference",
+    "Too few pairs for a verdict against {} (8 needed): ": "too few pairs",
+}
 
 
 def print_report(context: Mapping[str, Any], report: BenchReport, best: Best | None) -> None:
@@ -71,19 +80,25 @@ def format_head(context: Mapping[str, Any], report: BenchReport) -> list[str]:
 
 
 def format_arms(report: BenchReport) -> list[str]:
-    """One line an arm with what sets it apart; then what all of them share."""
+    """One line an arm with what sets it apart; then in what they differ, and what they share."""
     settings = [arm.arm.settings for arm in report.arms]
-    keys = list(dict.fromkeys(key for one in settings for key in one))
-    differing = [key for key in keys if len({str(one.get(key, "-")) for one in settings}) > 1]
+    keys = [
+        key for key in dict.fromkeys(key for one in settings for key in one) if key not in NAMED
+    ]
+    values = {key: [str(one[key]) for one in settings if key in one] for key in keys}
+    differing = [key for key in keys if len(set(values[key])) > 1]
+    own_keys = [key for key in keys if key in differing or len(values[key]) == 1]
     lines = []
-    for index, arm in enumerate(report.arms):
-        own = settings[index]
-        shown = [f"{_words(key)} {own[key]}" for key in differing if key in own]
-        lines.append(f"arm {letter(index)}: {arm.arm.name}" + _joined("; ", shown))
-    shared = [f"{_words(key)} {settings[0][key]}" for key in keys if key not in differing]
+    for name, own in zip(arm_labels(report), settings, strict=True):
+        shown = [f"{_words(key)} {own[key]}" for key in own_keys if key in own]
+        chosen = " (what auto runs)" if own["requested"] == "auto" else ""
+        lines.append(f"arm {name}{chosen}" + (": " + ", ".join(shown) if shown else ""))
     if len(report.arms) > 1:
-        lines.append("arms differ in: " + (", ".join(map(_words, differing)) or "nothing"))
-    return [*lines, *(["the same: " + ", ".join(shared)] if shared else [])]
+        routes = ["route"] if len({one["route"] for one in settings}) > 1 else []
+        words = [_words(key) for key in differing]
+        lines.append("arms differ in: " + (", ".join(routes + words) or "nothing"))
+    shared = [f"{_words(key)} {values[key][0]}" for key in keys if key not in own_keys]
+    return [*lines, *(["all that draft: " + ", ".join(shared)] if shared else [])]
 
 
 def format_findings(report: BenchReport, best: Best | None) -> list[str]:
@@ -94,12 +109,16 @@ def format_findings(report: BenchReport, best: Best | None) -> list[str]:
     lines: list[str] = []
     if not report.headline:
         lines.append("Every plain answer ends in a loop: no headline figure can be given.")
-    for one in report.comparisons:
-        if one.end_to_end is None:
-            continue
-        lines.append(_sentence(names, one.first, one.second, one.end_to_end.verdict))
-        if one.flagged:
-            lines[-1] += " It is faster with OTHER greedy ids: not the same work."
+    for words, verdict in VERDICTS.items():
+        found = [one for one in report.comparisons if one.verdict == verdict]
+        if found:
+            first = names[found[0].first]
+            lines.append(words.format(first) + ", ".join(names[one.second] for one in found) + ".")
+    lines += [
+        f"{names[one.second]} is faster with OTHER greedy ids: not the same work."
+        for one in report.comparisons
+        if one.flagged
+    ]
     for name, arm in zip(names, report.arms, strict=True):
         for difference in arm.identity.differences:
             margin = "" if difference.margin is None else f"{difference.margin:.2g}"
@@ -116,14 +135,6 @@ def format_findings(report: BenchReport, best: Best | None) -> list[str]:
     return lines
 
 
-def _sentence(names: Sequence[str], first: int, second: int, verdict: str) -> str:
-    if verdict == "no difference":
-        return f"{names[second]} against {names[first]}: no difference at 99 %."
-    if verdict == "too few pairs":
-        return f"{names[second]} against {names[first]}: too few pairs for a verdict (8 needed)."
-    return f"{names[second]} is {verdict} than {names[first]} (99 %)."
-
-
 def _short(commit: str | None) -> str:
     """The first digits, and whether files differ from it."""
     if commit is None:
@@ -134,7 +145,3 @@ def _short(commit: str | None) -> str:
 
 def _words(key: str) -> str:
     return key.replace("_", " ")
-
-
-def _joined(separator: str, parts: Sequence[str]) -> str:
-    return ": " + separator.join(parts) if parts else ""

@@ -90,8 +90,7 @@ def comparison_table(report: BenchReport, names: Sequence[str]) -> Table:
 
 def verdict(one: Comparison) -> str:
     """In words; a speed-up beside other ids says so."""
-    text = one.end_to_end.verdict if one.end_to_end else "too few pairs"
-    return f"{text}, BUT OTHER IDS" if one.flagged else text
+    return f"{one.verdict}, BUT OTHER IDS" if one.flagged else one.verdict
 
 
 def speed_table(report: BenchReport, names: Sequence[str]) -> Table:
@@ -113,8 +112,8 @@ def speed_table(report: BenchReport, names: Sequence[str]) -> Table:
         "plain\nids",
     )  # fmt: skip
     note = (
-        "Median and range over answers. pass: one round, or one plain step. plain ids: equal to "
-        "plain greedy decoding on every prompt, or on how many not."
+        "Median and range over answers. pass: one round, or one plain step. plain ids: on how "
+        "many prompts they equal those of plain greedy decoding."
     )
     return Table("Speed", columns, rows, note, (0, 6), 6)
 
@@ -238,7 +237,12 @@ def _answer_lengths(report: BenchReport) -> dict[int, int]:
 def _spread(spread: Spread | None) -> str:
     if spread is None:
         return DASH
-    return f"{spread.median:.1f} ({spread.low:.1f}-{spread.high:.1f})"
+    return f"{_short(spread.median)} ({_short(spread.low)}-{_short(spread.high)})"
+
+
+def _short(value: float) -> str:
+    """A decimal only where there are fewer than three digits before it."""
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def _ratio(ratio: Ratio | None) -> str:
@@ -252,12 +256,12 @@ def _interval(ratio: Ratio | None) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    return DASH if seconds is None else f"{seconds * 1e3:.1f}"
+    return DASH if seconds is None else _short(seconds * 1e3)
 
 
 def _ids(arm: ArmReport) -> str:
     identity = arm.identity
     if identity.holds:
-        return "equal"
+        return "all"
     wrong = len({one.prompt for one in identity.differences} | set(identity.unsteady))
-    return f"{wrong}/{identity.prompts} not"
+    return f"{identity.prompts - wrong} of {identity.prompts}"

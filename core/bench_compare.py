@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from .bench_speed import BreakEven, Ratio, Spread, compare_pairs, spread_of
+from .bench_speed import BreakEven, Ratio, Spread, Verdict, compare_pairs, spread_of
 from .bench_types import Sample
 
 Speed = Callable[[Sample], float | None]
@@ -52,20 +52,21 @@ class Comparison:
     ids_differ: bool
 
     @property
+    def verdict(self) -> Verdict:
+        """On end-to-end time."""
+        return self.end_to_end.verdict if self.end_to_end else "too few pairs"
+
+    @property
     def flagged(self) -> bool:
         """A speed-up beside other greedy ids: not the same work."""
-        return (
-            self.ids_differ
-            and self.end_to_end is not None
-            and (self.end_to_end.verdict == "faster")
-        )
+        return self.ids_differ and self.verdict == "faster"
 
     def to_dict(self) -> dict[str, Any]:
         """An element of `comparisons` of `--json`."""
         return {
             "first": self.first,
             "second": self.second,
-            "verdict": self.end_to_end.verdict if self.end_to_end else "too few pairs",
+            "verdict": self.verdict,
             "end_to_end": self.end_to_end.to_dict() if self.end_to_end else None,
             "decode": self.decode.to_dict() if self.decode else None,
             "break_even": self.break_even.to_dict() if self.break_even else None,

@@ -38,6 +38,6 @@ def find_best(report: BenchReport) -> Best | None:
     for arm in range(len(report.arms)):
         other = compare_arms(best, arm, samples, report.measured, report.headline, False)
         undecided = ("no difference", "too few pairs")
-        if arm != best and other.end_to_end and other.end_to_end.verdict in undecided:
+        if arm != best and other.verdict in undecided:
             as_good.append(arm)
     return Best(best, tuple(as_good))

@@ -102,11 +102,11 @@ class ArmLoader:
             settings |= {} if spec.speculation == "none" else {"reason": route.reason}
         else:
             settings["drafter"] = self._reference(spec, drafter)
-            if drafter.name != "mtp":
-                settings["block_size"] = block.effective
-            elif spec.mtp_hidden != ArmSpec.mtp_hidden:
+            if drafter.name == "mtp":
+                settings["draft_tokens"] = block.draft_tokens
                 settings["mtp_hidden"] = spec.mtp_hidden
-            settings["draft_tokens"] = block.draft_tokens
+            else:
+                settings["block_size"] = block.effective
             settings["gate"] = "on" if spec.gate else "off"
             if reserve is not None:
                 settings["reserve"] = reserve.name

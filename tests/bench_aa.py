@@ -21,8 +21,9 @@ from dflash_suite.drafters.bench_prompts import collect_prompts
 from dflash_suite.drafters.bench_specs import ArmSpec
 
 SLOWDOWN = 0.10
+SETS = ("hand", "hand-chat")
 OPTIONS = BenchOptions(
-    max_tokens=24, repeats=3, max_prompts=8, profile_prompts=0, width_repeats=0, warmup_tokens=8
+    max_tokens=16, repeats=2, max_prompts=8, profile_prompts=0, width_repeats=0, warmup_tokens=8
 )
 
 
@@ -50,7 +51,11 @@ def run(setup: BenchSetup, arms: list[Arm]) -> BenchReport:
     """One benchmark of short answers."""
     tokenizer, target = setup.target.tokenizer, setup.target.target
     prompts = collect_prompts(
-        tokenizer, target.config.vocab_size, bundled_target=True, most=OPTIONS.max_prompts
+        tokenizer,
+        target.config.vocab_size,
+        sets=SETS,
+        bundled_target=True,
+        most=OPTIONS.max_prompts,
     )
     bench = Bench(target, lambda: tokenizer.detokenizer, arms, prompts, OPTIONS)
     for _ in bench.run():

@@ -130,12 +130,17 @@ def test_tables_fit_the_terminal_and_cut_nothing(
     assert "…" not in text and "\x1b" not in text
     for words in (
         "Against A none", "Speed", "Rounds", "Accept profile", "Prompts", "Phases", "Verify pass",
-        "A none", "B dflash2 block 2", "C dflash2 block 5", "D mtp k=3", "equal", "too few pairs",
+        "A none", "B dflash2 block 2", "C dflash2 block 5", "D mtp k=3", "all", "too few pairs",
         "arms differ in", "commit 0123456789ab+changes", "Best on this device",
     ):  # fmt: skip
         assert words in text, words
     flat = " ".join(text.split())
-    assert "B dflash2 block 2 against A none: too few pairs for a verdict (8 needed)" in flat
+    assert (
+        "Too few pairs for a verdict against A none (8 needed): B dflash2 block 2, "
+        "C dflash2 block 5, D mtp k=3." in flat
+    )
+    assert "arms differ in: route, drafter, block size all that draft: gate off" in flat
+    assert "arm D mtp k=3: drafter the target's own head, draft tokens 3" in flat
 
 
 def test_what_is_flagged_is_said(report: BenchReport, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +161,8 @@ def test_what_is_flagged_is_said(report: BenchReport, capsys: pytest.CaptureFixt
     flat = " ".join(capsys.readouterr().out.split())
     for words in (
         "PARTIAL", "one (loop)", "1 of 2 plain answers end in three repeats", "faster, BUT",
-        "1/2 not", "is faster than A none (99 %). It is faster with OTHER greedy ids",
+        "1 of 2", "Faster than A none (99 %): B dflash2 block 2.",
+        "B dflash2 block 2 is faster with OTHER greedy ids",
         "two leaves the plain ids at token 4, where the plain one leads by 0.031 nats",
     ):  # fmt: skip
         assert words in flat, words
