@@ -43,6 +43,7 @@ def make_tables(report: BenchReport) -> list[Table]:
         speed_table(report, names),
         rounds_table(report, names),
         profile_table(report, names),
+        context_table(report, names),
         prompt_table(report),
         phase_table(report, names),
         width_table(report),
@@ -158,6 +159,23 @@ def profile_table(report: BenchReport, names: Sequence[str]) -> Table:
         "Each prompt counts once."
     )
     return Table("Accept profile", columns, rows, note, (0, 7))
+
+
+def context_table(report: BenchReport, names: Sequence[str]) -> Table:
+    """Tokens per round by context length, where contexts are long enough to tell."""
+    rows = [
+        [
+            name if index == 0 else "",
+            f"{row.start:,}" + (f"-{row.stop - 1:,}" if row.stop else " or more"),
+            f"{row.rounds:,}",
+            f"{row.tokens_per_round:.2f}",
+        ]
+        for name, arm in zip(names, report.arms, strict=True)
+        for index, row in enumerate(arm.by_context)
+    ]
+    told = any(len(arm.by_context) > 1 for arm in report.arms)
+    columns = ("arm", "context", "rounds", "tokens/\nround")
+    return Table("Tokens per round by context length", columns, rows if told else [])
 
 
 def prompt_table(report: BenchReport) -> Table:

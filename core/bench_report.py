@@ -13,6 +13,7 @@ from typing import Any
 
 from .bench import Bench
 from .bench_compare import Comparison, compare_arms, complete_groups, samples_of, seconds_per_pass
+from .bench_context import ContextRow, split_by_context
 from .bench_identity import Difference, Identity, first_difference, is_degenerate, top2_margin
 from .bench_profile import AcceptProfile, pool_profile
 from .bench_speed import Spread, spread_of
@@ -27,6 +28,7 @@ class ArmReport:
 
     arm: Arm
     profile: AcceptProfile | None
+    by_context: list[ContextRow]
     decode: Spread | None
     end_to_end: Spread | None
     ttft_sec: Spread | None
@@ -50,6 +52,7 @@ class ArmReport:
             "options": dict(self.arm.settings),
             "tokens_per_round": self.tokens_per_round,
             "accept": plain if self.profile is None else self.profile.to_dict(),
+            "accept_by_context": [row.to_dict() for row in self.by_context],
             "tokens_per_second": _dict(self.decode),
             "end_to_end_tokens_per_second": _dict(self.end_to_end),
             "ttft_sec": _dict(self.ttft_sec),
@@ -171,6 +174,7 @@ def _arm(
     return ArmReport(
         arm=arm,
         profile=None if arm.is_plain else pool_profile(once),
+        by_context=split_by_context(once),
         decode=spread_of([sample.decode_tokens_per_second for sample in counted]),
         end_to_end=spread_of([sample.end_to_end_tokens_per_second for sample in counted]),
         ttft_sec=spread_of([sample.stats.ttft_sec for sample in counted]),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_suite.core.bench_compare import PromptRow, complete_groups
+from dflash_suite.core.bench_context import split_by_context
 from dflash_suite.core.bench_identity import first_difference, is_degenerate
 from dflash_suite.core.bench_plan import arm_order, make_plan, plan_measures
 from dflash_suite.core.bench_profile import AcceptProfile, pool_profile, wilson_interval
@@ -211,6 +212,24 @@ def test_interrupted_groups_count_for_no_arm() -> None:
 
     samples: Any = [Fake(0, 0), Fake(1, 0), Fake(1, 1)]
     assert [(one.arm, one.prompt) for one in complete_groups(samples, 2)] == [(0, 0), (1, 0)]
+
+
+def test_tokens_per_round_by_context_length() -> None:
+    """A prompt of 250: rounds begin at 251, 255 and 256, so the last one is in the next row."""
+    stats = GenerationStats(prompt_tokens=250)
+    for accept_length in (4, 1, 3):
+        stats.count_round(4, accept_length - 1, accept_length)
+    rows = split_by_context([stats])
+    assert [(row.start, row.stop, row.rounds, row.emitted) for row in rows] == [
+        (0, 256, 2, 5),
+        (256, 1024, 1, 3),
+    ]
+    assert rows[0].to_dict()["tokens_per_round"] == 2.5
+    far = GenerationStats(prompt_tokens=100_000)
+    far.count_round(4, 0, 1)
+    assert split_by_context([far])[0].stop is None
+    stats.plain_steps = 2  # a gate was at work
+    assert split_by_context([stats]) == []
 
 
 def test_an_empty_profile_has_no_rates() -> None:
