@@ -78,8 +78,15 @@ def bench(
         ),
     ] = None,
     max_prompts: Annotated[
-        int, typer.Option("--max-prompts", min=1, help="Most prompts, from the sets by turns.")
-    ] = BenchOptions.max_prompts,
+        int | None,
+        typer.Option(
+            "--max-prompts",
+            min=1,
+            help=f"Most prompts. Default: {BenchOptions.max_prompts} from the sets, by turns; all "
+            "of a file.",
+            show_default=False,
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens of an answer.")
     ] = BenchOptions.max_tokens,
@@ -116,16 +123,21 @@ def bench(
     from ..core.bench import Bench
     from ..drafters.bench_arms import load_arms
 
+    if prompts is not None and prompt_set:
+        raise OptionError("give --prompts or --prompt-set, not both")
     specs = _specs(ab, arm, sweep)
     output = _output(as_json, as_csv, markdown)
     if plot is not None:
         from .bench_plot import check_plot
 
         check_plot(plot)
-    options = BenchOptions(max_tokens=max_tokens, repeats=repeats, max_prompts=max_prompts)
+    options = BenchOptions(max_tokens=max_tokens, repeats=repeats)
     progress = Progress(enabled=not quiet)
     with progress:
         setup = load_arms(specs, model, drafter, mtp, dtype, progress.say)
+        progress.stop()
+        for note in () if quiet else setup.target.target.config.repairs.notes:
+            print_note(note)
         running = Bench(
             setup.target.target,
             lambda: setup.target.tokenizer.detokenizer,
@@ -163,7 +175,11 @@ def _output(as_json: bool, as_csv: bool, markdown: bool) -> str:
 
 
 def _prompts(
-    setup: BenchSetup, file: Path | None, sets: list[str] | None, most: int, model: str | None
+    setup: BenchSetup,
+    file: Path | None,
+    sets: list[str] | None,
+    most: int | None,
+    model: str | None,
 ) -> Any:
     from ..drafters.bench_prompts import collect_prompts
     from ..drafters.bundled import TARGET
@@ -174,7 +190,7 @@ def _prompts(
         file=file,
         sets=sets or (),
         bundled_target=model in (None, TARGET),
-        most=most,
+        most=most or (BenchOptions.max_prompts if file is None else None),
     )
 
 
@@ -191,6 +207,7 @@ def _context(setup: BenchSetup, running: Bench, dtype: str) -> dict[str, Any]:
         "commit": environment.suite_commit(),
         "settings": {
             "target": str(setup.target.target.config.path),
+            "notes": list(setup.target.target.config.repairs.notes),
             "dtype": dtype,
             "compute_dtype": compute,
             "max_tokens": options.max_tokens,

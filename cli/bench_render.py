@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 
 from ..core.bench_report import BenchReport
 from ..core.bench_sweep import Best
+from ..drafters.bench_prompts import kinds_of
 from .bench_tables import Table, arm_labels, make_tables
 
 NAMED = ("requested", "route")
@@ -58,9 +59,7 @@ def format_head(context: Mapping[str, Any], report: BenchReport) -> list[str]:
     """Device, versions, settings, arms, and in what the arms differ."""
     device, versions, settings = context["device"], context["versions"], context["settings"]
     memory = device["memory_bytes"]
-    kinds: dict[str, int] = {}
-    for prompt in report.prompts:
-        kinds[prompt.kind] = kinds.get(prompt.kind, 0) + 1
+    kinds = kinds_of(report.prompts)
     return [
         *([f"PARTIAL: interrupted, {len(report.measured)} prompts measured"] * report.partial),
         f"device: {device['kind']}, {device['name']}, {device['cores']} cores"

@@ -25,6 +25,7 @@ from dflash_suite.core.bench_sweep import find_best
 from dflash_suite.core.bench_types import BenchPrompt
 from dflash_suite.core.loading import LoadedTarget
 from dflash_suite.drafters.bench_arms import ArmLoader
+from dflash_suite.drafters.bench_prompts import collect_prompts, kinds_of
 from dflash_suite.drafters.bench_specs import ab_specs, parse_arm, parse_sweep
 
 QUICK = ["--max-prompts", "2", "--repeats", "1", "--max-tokens", "8"]
@@ -214,6 +215,25 @@ def test_markdown_tables_are_square(tmp_path: Path) -> None:
     assert "| line-3 |" in text and "2 file" in text
 
 
+def test_every_prompt_of_a_file_is_used(bundled_target: LoadedTarget, tmp_path: Path) -> None:
+    """Raw, chat turn, conversation and ids side by side; sets are taken by turns."""
+    tokenizer = bundled_target.tokenizer
+    file = tmp_path / "p.jsonl"
+    records: list[dict[str, Any]] = [{"text": f"x = {index}"} for index in range(15)]
+    turn = [{"role": "user", "content": "hello"}]
+    records += [{"user": "hello"}, {"messages": turn}, {"prompt_ids": [5, 6], "name": "own"}]
+    file.write_text("\n".join(json.dumps(record) for record in records))
+    found = collect_prompts(tokenizer, 4096, file=file)
+    assert len(found) == 18 and found[-1].ids == (5, 6) and found[-1].name == "own"
+    assert found[15].ids == found[16].ids and len(found[15].ids) > 3
+    assert found[0].ids == tuple(tokenizer.encode("x = 0"))
+    spread = collect_prompts(tokenizer, 4096, sets=["chat", "edit"], most=3)
+    assert [prompt.kind for prompt in spread] == ["chat", "edit", "chat"]
+    everything = collect_prompts(tokenizer, 4096)
+    assert kinds_of(everything) == {"chat": 4, "code": 4, "prose": 4, "edit": 4}
+    assert len({prompt.sha256 for prompt in everything}) == 16
+
+
 def test_plot_without_matplotlib_fails_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +273,7 @@ def test_plot_styles_differ() -> None:
         (["--sweep", "block-size=5..2"], "the range is empty"),
         (["--sweep", "block-size=a"], "neither A..B nor a list"),
         (["--prompt-set", "poems"], "prompt set 'poems' is unknown"),
+        (["--prompts", "p.txt", "--prompt-set", "chat"], "not both"),
         (["--json", "--csv"], "both write to stdout"),
         (["--plot", "profile.pdf"], "ends in .svg or .png"),
         (["--plot", "no/such/folder/a.svg"], "no folder"),
