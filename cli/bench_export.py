@@ -60,7 +60,9 @@ def print_markdown(context: Mapping[str, Any], report: BenchReport, best: Best |
 def markdown_table(table: Table) -> str:
     """Title, head, alignment, rows, note."""
     rule = [":--" if index in table.words else "--:" for index in range(len(table.columns))]
-    head = [column.replace("-\n", "").replace("\n", " ") for column in table.columns]
+    head = [
+        column.replace("-\n", "").replace("/\n", "/").replace("\n", " ") for column in table.columns
+    ]
     lines = [head, rule, *table.rows]
     body = "\n".join("| " + " | ".join(cell.strip() for cell in line) + " |" for line in lines)
     return f"\n**{table.title}**\n\n{body}\n" + (f"\n{table.note}\n" if table.note else "")
