@@ -12,7 +12,7 @@ from .. import __version__
 from ..core.bench_options import BenchOptions
 from ..core.errors import OptionError
 from ..core.options import SPECULATION_VALUES
-from .params import DrafterOption, DtypeOption, ModelOption, MtpOption
+from .params import DrafterBitsOption, DrafterOption, DtypeOption, ModelOption, MtpOption
 from .progress import Progress
 from .render import print_note
 
@@ -27,6 +27,7 @@ CANCELLED_EXIT_CODE = 130
 def bench(
     model: ModelOption = None,
     drafter: DrafterOption = None,
+    drafter_bits: DrafterBitsOption = None,
     mtp: MtpOption = None,
     ab: Annotated[
         str | None,
@@ -44,8 +45,8 @@ def bench(
             "--arm",
             metavar="NAME:OPTIONS",
             help="An arm of your own, may be repeated: auto, dflash, mtp or none, and after the "
-            "colon block-size=5, draft-tokens=3, drafter=DIR, mtp=DIR, mtp-hidden=pre, gate=on, "
-            "joined by commas.",
+            "colon block-size=5, drafter=DIR, drafter-bits=8, draft-tokens=3, mtp=DIR, "
+            "mtp-hidden=pre, gate=on, joined by commas.",
         ),
     ] = None,
     sweep: Annotated[
@@ -134,7 +135,8 @@ def bench(
     options = BenchOptions(max_tokens=max_tokens, repeats=repeats)
     progress = Progress(enabled=not quiet)
     with progress:
-        setup = load_arms(specs, model, drafter, mtp, dtype, progress.say)
+        report = progress.report(notes=not quiet)
+        setup = load_arms(specs, model, drafter, mtp, drafter_bits, dtype, progress.say, report)
         progress.stop()
         for note in () if quiet else setup.target.target.config.repairs.notes:
             print_note(note)

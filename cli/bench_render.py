@@ -97,7 +97,7 @@ def format_arms(report: BenchReport) -> list[str]:
         words = [_words(key) for key in differing]
         lines.append("arms differ in: " + (", ".join(routes + words) or "nothing"))
     shared = [f"{_words(key)} {values[key][0]}" for key in keys if key not in own_keys]
-    return [*lines, *(["all that draft: " + ", ".join(shared)] if shared else [])]
+    return [*lines, *(["the same where it applies: " + ", ".join(shared)] if shared else [])]
 
 
 def format_findings(report: BenchReport, best: Best | None) -> list[str]:

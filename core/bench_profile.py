@@ -112,7 +112,8 @@ def wilson_interval(kept: int, tried: int, z: float = Z95) -> tuple[float, float
     share, weight = kept / tried, z * z / tried
     centre = (share + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(share * (1 - share) / tried + weight / (4 * tried))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # The bounds at 0 and 1 are exact; rounding would put them a hair inside the share itself.
+    return 0.0 if kept == 0 else centre - half, 1.0 if kept == tried else centre + half
 
 
 def _rate(kept: int, tried: int) -> Rate | None:

@@ -15,12 +15,13 @@ from ..core.bench_types import Arm
 from ..core.config import TargetConfig, read_target_config
 from ..core.drafter import Drafter
 from ..core.loading import LoadedTarget, load_target
-from ..core.options import NO_BLOCK, GenerateOptions
+from ..core.options import NO_BLOCK, GenerateOptions, check_drafter_bits
 from . import bundled
 from .bench_specs import ArmSpec
 from .candidates import Candidate, Request, find_candidates, locate, tolerate
 from .pair import find_drafter
 from .routes import Attempt, Route, choose_route
+from .slab_store import Report
 
 Say = Callable[[str], None]
 
@@ -36,20 +37,32 @@ class BenchSetup:
 
 @dataclass
 class ArmLoader:
-    """model, drafter, mtp: as `dflash generate` takes them; a spec's own go first."""
+    """model, drafter, mtp, drafter_bits: as `dflash generate` takes them; a spec's own go first.
 
-    model: str | None
-    drafter: str | None
-    mtp: str | None
+    report: notes and progress of slabs, which are made on first use.
+    """
+
     config: TargetConfig
-    say: Say
+    model: str | None = None
+    drafter: str | None = None
+    mtp: str | None = None
+    drafter_bits: int | None = None
+    say: Say = lambda message: None
+    report: Report | None = None
     directories: list[Path] = field(default_factory=list)
-    _opened: dict[tuple[Path | None, str], Drafter] = field(default_factory=dict)
+    _opened: dict[tuple[Path | None, str, int | None], Drafter] = field(default_factory=dict)
 
     def request(self, spec: ArmSpec) -> Request:
         """What an arm asks for, as `dflash generate` would ask for it."""
         reference = spec.drafter or find_drafter(self.model, self.drafter)
-        return Request(spec.speculation, reference, spec.mtp or self.mtp, spec.mtp_hidden)
+        return Request(
+            spec.speculation,
+            reference,
+            spec.mtp or self.mtp,
+            spec.mtp_hidden,
+            spec.drafter_bits or self.drafter_bits,
+            self.report,
+        )
 
     def candidates(self, spec: ArmSpec) -> list[Candidate]:
         """From configs and headers alone; an explicit arm that cannot run is RouteUnavailable."""
@@ -80,7 +93,7 @@ class ArmLoader:
     def _open(self, candidate: Candidate, spec: ArmSpec, loaded: LoadedTarget) -> Drafter | None:
         if candidate.load is None:
             return None
-        key = candidate.where, spec.mtp_hidden
+        key = candidate.where, spec.mtp_hidden, spec.drafter_bits
         if key not in self._opened:
             self.say(f"loading drafter {candidate.where}")
             self._opened[key] = candidate.load(loaded.target)
@@ -106,6 +119,7 @@ class ArmLoader:
                 settings["draft_tokens"] = block.draft_tokens
                 settings["mtp_hidden"] = spec.mtp_hidden
             else:
+                settings["drafter_bits"] = getattr(drafter, "bits", None)
                 settings["block_size"] = block.effective
             settings["gate"] = "on" if spec.gate else "off"
             if reserve is not None:
@@ -127,12 +141,16 @@ def load_arms(
     model: str | None = None,
     drafter: str | None = None,
     mtp: str | None = None,
+    drafter_bits: int | None = None,
     dtype: str = "auto",
     say: Say = lambda message: None,
+    report: Report | None = None,
 ) -> BenchSetup:
     """Load one target and every drafter that some arm needs; failures come before the big load."""
     config = read_target_config(locate(model or bundled.TARGET))
-    loader = ArmLoader(model, drafter, mtp, config, say)
+    if drafter_bits is not None:
+        check_drafter_bits(drafter_bits)
+    loader = ArmLoader(config, model, drafter, mtp, drafter_bits, say, report)
     candidates = [loader.candidates(spec) for spec in specs]
     say(f"loading target {config.path}")
     loaded = load_target(config, dtype)
@@ -150,4 +168,6 @@ def _name(route: str, draft_tokens: int, spec: ArmSpec) -> str:
         name = f"{route} block {spec.block_size}"
     else:
         name = route
+    if spec.drafter_bits is not None and route not in ("none", "mtp"):
+        name += f" {spec.drafter_bits} bits"
     return f"{name} gated" if spec.gate else name

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from ..core.errors import OptionError
-from ..core.options import MtpHidden, Speculation, parse_speculation
+from ..core.options import MtpHidden, Speculation, check_drafter_bits, parse_speculation
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,14 @@ class ArmSpec:
     drafter: str | None = None
     mtp: str | None = None
     mtp_hidden: MtpHidden = "post"
+    drafter_bits: int | None = None
     block_size: int | None = None
     draft_tokens: int | None = None
     gate: bool = False
 
     def __post_init__(self) -> None:
-        dflash, mtp = {"drafter", "block_size"}, {"mtp", "mtp_hidden", "draft_tokens"}
+        dflash = {"drafter", "drafter_bits", "block_size"}
+        mtp = {"mtp", "mtp_hidden", "draft_tokens"}
         allowed = {"dflash": dflash, "mtp": mtp, "auto": dflash | mtp}.get(self.speculation, set())
         if self.speculation != "none":
             allowed = allowed | {"gate"}
@@ -92,6 +94,10 @@ def _whole(value: str) -> int:
     return int(value)
 
 
+def _bits(value: str) -> int:
+    return check_drafter_bits(_whole(value))
+
+
 def _on_off(value: str) -> bool:
     if value not in ("on", "off"):
         raise ValueError("on or off")
@@ -114,6 +120,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "drafter": _text,
     "mtp": _text,
     "mtp_hidden": _hidden,
+    "drafter_bits": _bits,
     "block_size": _whole,
     "draft_tokens": _whole,
     "gate": _on_off,

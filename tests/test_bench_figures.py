@@ -97,7 +97,10 @@ def test_wilson_refuses_what_is_no_share() -> None:
     for kept, tried in ((1, 0), (3, 2), (-1, 5)):
         with pytest.raises(ValueError, match="no share"):
             wilson_interval(kept, tried)
-    assert wilson_interval(7, 7)[1] == 1.0
+    for tried in range(1, 60):  # no interval ends inside its own share, by rounding
+        for kept in range(tried + 1):
+            low, high = wilson_interval(kept, tried)
+            assert 0 <= low <= kept / tried <= high <= 1
 
 
 def noisy(seed: int, factor: float, prompts: int = 12, repeats: int = 3) -> list[list[float]]:

@@ -102,7 +102,7 @@ def test_the_document_says_where_it_comes_from(document: dict[str, Any]) -> None
 def report(bundled_target: LoadedTarget) -> BenchReport:
     """Plain decoding, two block sizes, the head: short answers to two short prompts."""
     specs = parse_sweep("block-size=2,5") + [parse_arm("mtp")]
-    loader = ArmLoader(None, None, None, bundled_target.target.config, lambda message: None)
+    loader = ArmLoader(bundled_target.target.config)
     arms = [loader.build(spec, loader.candidates(spec), bundled_target) for spec in specs]
     encode = bundled_target.tokenizer.encode
     prompts = [
@@ -140,7 +140,8 @@ def test_tables_fit_the_terminal_and_cut_nothing(
         "Too few pairs for a verdict against A none (8 needed): B dflash2 block 2, "
         "C dflash2 block 5, D mtp k=3." in flat
     )
-    assert "arms differ in: route, drafter, block size all that draft: gate off" in flat
+    assert "arms differ in: route, drafter, block size" in flat
+    assert "the same where it applies: drafter bits 4, gate off" in flat
     assert "arm D mtp k=3: drafter the target's own head, draft tokens 3" in flat
 
 
@@ -170,7 +171,7 @@ def test_what_is_flagged_is_said(report: BenchReport, capsys: pytest.CaptureFixt
 
 
 def test_equal_routes_are_a_against_a(bundled_target: LoadedTarget) -> None:
-    loader = ArmLoader(None, None, None, bundled_target.target.config, lambda message: None)
+    loader = ArmLoader(bundled_target.target.config)
     first, second = (
         loader.build(spec, loader.candidates(spec), bundled_target) for spec in ab_specs("dflash")
     )
@@ -180,6 +181,12 @@ def test_equal_routes_are_a_against_a(bundled_target: LoadedTarget) -> None:
     with_gate = loader.build(gated, loader.candidates(gated), bundled_target)
     assert with_gate.options.gate and with_gate.reserve is not None
     assert with_gate.settings["reserve"] == "mtp" and first.reserve is None
+    whole, packed = (
+        loader.build(spec, loader.candidates(spec), bundled_target)
+        for spec in (parse_arm("dflash:drafter-bits=16"), parse_arm("dflash:drafter-bits=8"))
+    )
+    assert (whole.settings["drafter_bits"], packed.settings["drafter_bits"]) == (16, 8)
+    assert whole.drafter is not packed.drafter and packed.name == "dflash2 8 bits"
 
 
 def test_a_sweep_is_one_arm_a_value_beside_plain(report: BenchReport) -> None:
@@ -268,6 +275,8 @@ def test_plot_styles_differ() -> None:
         (["--arm", "dflash:depth=4"], "'depth=4' is no option"),
         (["--arm", "dflash:block-size=many"], "is no whole number"),
         (["--arm", "dflash:block-size=99"], "block_size 99 is above"),
+        (["--arm", "dflash:drafter-bits=5"], "drafter_bits must be 4, 8 or 16"),
+        (["--drafter-bits", "5"], "drafter_bits must be 4, 8 or 16"),
         (["--arm", "mtp:draft-tokens=7"], "draft_tokens is 7"),
         (["--sweep", "depth=1..2"], "give block-size=2..8"),
         (["--sweep", "block-size=5..2"], "the range is empty"),
