@@ -14,8 +14,8 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..core.errors import DflashError, OptionError
-from .doctor import doctor
 from .bench import bench
+from .doctor import doctor
 from .generate import generate
 from .quantize import QuantizeCommand, quantize
 from .render import print_error

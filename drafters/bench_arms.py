@@ -18,7 +18,8 @@ from ..core.loading import LoadedTarget, load_target
 from ..core.options import NO_BLOCK, GenerateOptions, check_drafter_bits
 from . import bundled
 from .bench_specs import ArmSpec
-from .candidates import Candidate, Request, find_candidates, locate, tolerate
+from .candidates import Candidate, Request, find_candidates, tolerate
+from .find import locate
 from .pair import find_drafter
 from .routes import Attempt, Route, choose_route
 from .slab_store import Report
