@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..core.errors import DflashError, OptionError
+from .bench import bench
 from .doctor import doctor
 from .generate import generate
 from .quantize import QuantizeCommand, quantize
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command(cls=QuantizeCommand)(quantize)
 app.command()(doctor)
+app.command()(bench)
 
 
 def show_version(wanted: bool) -> None:

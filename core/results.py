@@ -47,8 +47,9 @@ class GenerationStats:
 
     `drafted` counts the drafts that were judged, i.e. those left after a cut at eos, a stop
     string or max_tokens: drafted == sum(trials), accepted == sum(accepts). `discarded` counts
-    the verified drafts that a cut threw away. `rounds_by_route` counts rounds by drafter, and
-    plain steps as `none`.
+    the verified drafts that a cut threw away. `reached[i]` counts the rounds that judged draft i
+    after keeping every draft before it, so accepts[i] / reached[i] is a conditional rate.
+    `rounds_by_route` counts rounds by drafter, and plain steps as `none`.
     """
 
     prompt_tokens: int = 0
@@ -63,6 +64,7 @@ class GenerationStats:
     rounds_by_route: dict[str, int] = field(default_factory=dict)
     accepts: list[int] = field(default_factory=list)
     trials: list[int] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
     accept_lengths: list[int] = field(default_factory=list)
     ttft_sec: float | None = None
     decode_sec: float = 0.0
@@ -89,7 +91,11 @@ class GenerationStats:
         self.accepted += kept
         self.emitted += accept_length
         self.accept_lengths.append(accept_length)
-        for totals, count in ((self.trials, judged), (self.accepts, kept)):
+        for totals, count in (
+            (self.trials, judged),
+            (self.accepts, kept),
+            (self.reached, min(kept + 1, judged)),
+        ):
             totals.extend([0] * (proposed - len(totals)))
             for position in range(count):
                 totals[position] += 1

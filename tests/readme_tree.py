@@ -19,6 +19,7 @@ OTHER = {
     ".ci/run": "both commands, as CI runs them",
     ".src/dflash_suite/": "the import package: links to the four folders below",
     "drafters/bundled/": "the small trained pair and its reference outputs",
+    "drafters/prompt_sets.json": "prompts of `dflash bench`: chat, code, prose, edit",
     "tests/data/": "published configs and tensor lists, as facts for the tests",
 }
 
