@@ -11,7 +11,7 @@ from statistics import median
 import mlx.core as mx
 
 from .caches import cache_arrays
-from .decode import greedy
+from .choose import greedy
 from .target import Target
 
 
@@ -32,7 +32,7 @@ def measure_widths(
             mx.eval(cache_arrays(cache))
             started = clock()
             result = target.verify_rows(mx.array([rows]), cache, ())
-            mx.eval(greedy(target.logits_from_hidden(result.hidden)))
+            mx.eval(greedy(target.logits_from_hidden(result.hidden)[0]))
             spent = clock() - started
             target.rollback(cache, result.tape, 1, width - 1)
             if repeat:
