@@ -24,6 +24,7 @@ from .gate import PLAIN, FixedRoute, Gate, RoutePicker
 from .options import NO_BLOCK, Block, GenerateOptions
 from .phases import PhaseTimer
 from .results import Chunk, Event, Finished, GenerationStats, PrefillProgress
+from .reuse import Mark, Resume, Rows, return_to, take_mark
 from .sampling import Proposal
 from .target import Target, TargetPass
 
@@ -46,7 +47,9 @@ class Generation:
 
     drafter: what speculative rounds use, None for plain decoding; reserve: what the gate tries
     where that does not pay; picker: another chooser of routes than options.gate says;
-    processors: mlx-lm logits processors beside those of options.sampling.
+    processors: mlx-lm logits processors beside those of options.sampling; resume: caches that
+    hold the prompt's first rows already (core/reuse.py); reusable: mark the prompt's end on the
+    way, so that a later request can go on from there.
 
     Closing the iterator between two events leaves the caches as after the tokens emitted so far.
     """
@@ -62,6 +65,8 @@ class Generation:
         options: GenerateOptions | None = None,
         picker: RoutePicker | None = None,
         processors: Sequence[Processor] = (),
+        resume: Resume | None = None,
+        reusable: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target = target
@@ -72,15 +77,20 @@ class Generation:
             detokenizer, target.config.eos_ids, self.options.stop, self.options.max_tokens
         )
         self.stats = GenerationStats(
-            prompt_tokens=len(self.prompt_ids), profiled=self.options.profile
+            prompt_tokens=len(self.prompt_ids),
+            reused_tokens=resume.mark.position if resume else 0,
+            profiled=self.options.profile,
         )
         self.chooser = Chooser(self.options.sampling, processors)
-        self.cache: list[Any] = target.make_cache()
-        self.position = 0
+        self.cache: list[Any] = list(resume.cache) if resume else target.make_cache()
+        self.position = resume.mark.position if resume else 0
+        self.marks: list[Mark] = []
         self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
         self._clock = clock
         drafters = [] if drafter is None else [drafter, *([reserve] if reserve else [])]
         self.contexts = Contexts(drafters)
+        self._resume, self._reusable = resume, reusable
+        self.settled = False  # True between two rounds: caches are those of the emitted tokens
         self.blocks = {one.name: one.block(self.options) for one in drafters}
         self.block = next(iter(self.blocks.values()), NO_BLOCK)
         self.picker = picker or make_picker(self.blocks, self.options, clock)
@@ -91,6 +101,7 @@ class Generation:
         yield from self.prefill()
         started = self._clock()
         while self.emitter.reason is None:
+            self.settled = False
             route = self._next_route()
             proposal = self.draft(route)
             verified = self.verify(proposal)
@@ -98,6 +109,7 @@ class Generation:
             self.roll_back(verified, accept_length, route)
             self.picker.finish(accept_length, len(verified.drafts))
             self.stats.decode_sec = self._clock() - started
+            self.settled = True
             yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
         self.stats.peak_memory_bytes = mx.get_peak_memory()
         yield Finished(self.emitter.reason)
@@ -109,8 +121,10 @@ class Generation:
         """
         started = self._clock()
         total = len(self.prompt_ids)
-        self.contexts.start(total)
-        yield PrefillProgress(0, total)
+        if self._resume is not None:
+            return_to(self.cache, self._resume.mark)
+        self.contexts.start(total, self._resume.mark if self._resume else None)
+        yield PrefillProgress(self.position, total)
         while self.position < total - 1:
             end = min(self.position + self.options.prefill_step_size, total - 1)
             self._feed_prompt(end)
@@ -120,9 +134,21 @@ class Generation:
         result = self._feed_prompt(total)
         first = self._judge(result, mx.array(self.prompt_ids[-1:]), None, total - 1).tokens
         self.stats.ttft_sec = self._clock() - started
+        if self._reusable:
+            self.marks.append(self.mark())
         yield PrefillProgress(total, total)
         self.emitter.take(first)
+        self.settled = True
         yield Chunk(self.emitter.drain(), tuple(first))
+
+    def mark(self) -> Mark:
+        """Where caches and drafters stand now, for a later request to go on from."""
+        return take_mark(self.cache, self.position, self.contexts.marks())
+
+    def rows(self) -> Rows:
+        """The rows that this request left: what a later one may share."""
+        tokens = self._tokens()[: self.position]
+        return Rows(tuple(tokens), self.cache, (*self.marks, self.mark()))
 
     def draft(self, route: str) -> Proposal | None:
         """Draft ids (k,), still on the device; None where this round is a plain step."""

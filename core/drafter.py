@@ -85,3 +85,14 @@ class DrawingDrafter(Drafter, Protocol):
 
     def propose(self, anchor: mx.array, count: int, draws: Draws) -> Proposal:
         """As draft, but drawn, with the distributions that the drafts were drawn from; lazy."""
+
+
+@runtime_checkable
+class RewindableDrafter(Drafter, Protocol):
+    """A drafter whose context can be cut back; any other starts over, at the cost of acceptance."""
+
+    def mark(self) -> object:
+        """What `return_to` needs; good until the next reset."""
+
+    def return_to(self, mark: object) -> None:
+        """Forget every row observed since the mark."""

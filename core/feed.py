@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .device import start_eval
-from .drafter import Drafter, TargetRows
+from .drafter import Drafter, RewindableDrafter, TargetRows
+from .reuse import Mark
 from .target import TargetPass
 
 BACKLOG_ROWS = 64
@@ -30,12 +31,28 @@ class ContextFeed:
         self.resets = 0
         self._backlog: list[TargetRows] = []
 
-    def start(self, prompt_tokens: int) -> None:
-        """Forget everything; only the prompt's trailing rows can matter to the drafter (R8)."""
+    def start(self, prompt_tokens: int, mark: Mark | None = None) -> None:
+        """Forget everything but what `mark` holds; only the prompt's trailing rows can matter to
+        the drafter (R8)."""
         rows = self.drafter.context_rows
         self.first_position = 0 if rows is None else max(0, prompt_tokens - rows)
         self._backlog.clear()
+        held = dict(mark.drafters).get(self.drafter.name) if mark is not None else None
+        if (
+            mark is not None
+            and held is not None
+            and mark.position >= self.first_position
+            and isinstance(self.drafter, RewindableDrafter)
+        ):
+            self.drafter.return_to(held)
+            return
+        self.first_position = max(self.first_position, mark.position if mark else 0)
         self.drafter.reset(self.first_position)
+
+    def mark(self) -> object | None:
+        """What the drafter needs to come back to the last row shown; None where it cannot."""
+        self.catch_up()
+        return self.drafter.mark() if isinstance(self.drafter, RewindableDrafter) else None
 
     def observe(self, position: int, ids: mx.array, result: TargetPass, *, wait: bool) -> None:
         """Take the first len(ids) rows of a pass, which begin at `position`; lazy.
@@ -91,10 +108,15 @@ class Contexts:
         self.tap_ids = tuple(dict.fromkeys(taps))
         self._feeds = {drafter.name: ContextFeed(drafter, self.tap_ids) for drafter in drafters}
 
-    def start(self, prompt_tokens: int) -> None:
-        """Empty contexts for a new prompt."""
+    def start(self, prompt_tokens: int, mark: Mark | None = None) -> None:
+        """Contexts for a new prompt: empty, or those of `mark`."""
         for feed in self._feeds.values():
-            feed.start(prompt_tokens)
+            feed.start(prompt_tokens, mark)
+
+    def marks(self) -> list[tuple[str, object]]:
+        """Each drafter that can come back to where it stands, with what it needs for that."""
+        held = ((name, feed.mark()) for name, feed in self._feeds.items())
+        return [(name, mark) for name, mark in held if mark is not None]
 
     def taps_wanted(self, end: int) -> tuple[int, ...]:
         """What to tap in prompt rows before `end`: nothing where no drafter will see them."""

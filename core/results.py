@@ -53,6 +53,7 @@ class GenerationStats:
     """
 
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -121,6 +122,7 @@ class GenerationStats:
     def to_dict(self) -> dict[str, Any]:
         """The `stats` object of `--json`."""
         return {
+            "reused_tokens": self.reused_tokens,
             "rounds": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,

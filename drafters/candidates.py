@@ -50,12 +50,13 @@ class Request:
 class Candidate:
     """One drafter: `load` binds it to the target, or `problem` says why there is nothing to load.
 
-    where: its directory, for progress.
+    where: its directory, for progress; kind: `dflash` or `mtp`.
     """
 
     load: Callable[[Target], Drafter] | None = None
     where: Path | None = None
     problem: str = ""
+    kind: str = ""
 
 
 def find_candidates(target: TargetConfig, request: Request) -> list[Candidate]:
@@ -73,7 +74,7 @@ def find_candidates(target: TargetConfig, request: Request) -> list[Candidate]:
     for kind in wanted:
         make = partial(makers[kind], target, request)
         found, problem = tolerate(request.speculation, make)
-        candidates.append(found or Candidate(problem=problem))
+        candidates.append(replace(found or Candidate(problem=problem), kind=kind))
     return candidates
 
 

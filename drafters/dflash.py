@@ -113,6 +113,17 @@ class DFlashDrafter:
             buffer.append(*layer.self_attn.keys_values(fused, self._rope, self._position))
         self._position += rows.taps.shape[1]
 
+    def mark(self) -> int:
+        """The position: rows behind it can simply be dropped."""
+        return self._position
+
+    def return_to(self, mark: object) -> None:
+        """Drop the rows observed since."""
+        assert isinstance(mark, int) and mark <= self._position
+        for buffer in self._buffers:
+            buffer.drop(self._position - mark)
+        self._position = mark
+
     def draft(self, anchor: mx.array, count: int) -> mx.array:
         """Block = [anchor, mask x count] in one forward; drafts come from the mask rows."""
         hidden = self.block_hidden(anchor, count)

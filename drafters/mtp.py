@@ -7,6 +7,7 @@ mlx-lm's own modules. Sources: peers.md section 5, formats.md section 5.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -110,6 +111,16 @@ class HeadCache:
         return [array for array in (self._rows.keys, self._rows.values) if array is not None]
 
 
+@dataclass(frozen=True)
+class HeadMark:
+    """Where an MTP drafter stood: its position, its rows, the pending hidden row."""
+
+    position: int
+    rows: int
+    pending: mx.array | None
+    anchor_fed: bool
+
+
 class MtpDrafter:
     """One loaded head bound to one target, with the context of one sequence.
 
@@ -181,6 +192,17 @@ class MtpDrafter:
         self._pending = source[:, -1:]
         self._anchor_fed = False
         self._position += source.shape[1]
+
+    def mark(self) -> HeadMark:
+        """Rows held, and the hidden row that waits for its token."""
+        return HeadMark(self._position, self._cache.rows, self._pending, self._anchor_fed)
+
+    def return_to(self, mark: object) -> None:
+        """Drop the rows fed since."""
+        assert isinstance(mark, HeadMark) and mark.rows <= self._cache.rows
+        self._cache.trim(self._cache.rows - mark.rows)
+        self._position, self._pending = mark.position, mark.pending
+        self._anchor_fed = mark.anchor_fed
 
     def draft(self, anchor: mx.array, count: int) -> mx.array:
         """A chain of `count` steps; the first is fed the pending hidden row and the anchor."""

@@ -28,7 +28,7 @@ class Pair:
     """What a request needs: target, tokenizer, the route with its reason, and its drafters.
 
     drafter: the one that the route starts with, None for plain decoding; reserve: the one that
-    the gate tries where the first does not pay.
+    the gate tries where the first does not pay; problems: (kind, why it is not there).
     """
 
     target: Target
@@ -36,6 +36,7 @@ class Pair:
     drafter: Drafter | None
     route: Route
     reserve: Drafter | None = None
+    problems: tuple[tuple[str, str], ...] = ()
 
     def generate(
         self, prompt: str | Sequence[int], options: GenerateOptions | None = None
@@ -100,6 +101,7 @@ def load_pair(
     loaded = load_target(config, dtype)
     drafters: list[Drafter] = []
     attempts: list[Attempt] = []
+    problems: list[tuple[str, str]] = []
     for candidate in candidates:
         load, problem, opened = candidate.load, candidate.problem, None
         if drafters and not reserve:
@@ -109,8 +111,10 @@ def load_pair(
             opened, problem = tolerate(requested, partial(load, loaded.target))
         drafters += [opened] if opened is not None else []
         attempts.append(Attempt(opened.name if opened is not None else None, problem))
+        problems += [(candidate.kind, problem)] if problem else []
     first, second = [*drafters, None, None][:2]
-    return Pair(loaded.target, loaded.tokenizer, first, choose_route(requested, attempts), second)
+    route = choose_route(requested, attempts)
+    return Pair(loaded.target, loaded.tokenizer, first, route, second, tuple(problems))
 
 
 __all__ = ["Pair", "drafter_dtype", "encode_text", "find_drafter", "load_pair", "locate"]

@@ -1,4 +1,4 @@
-"""Decode one prompt with the bundled pair and check it against plain decoding.
+"""Answer one prompt with the bundled pair and check it against plain decoding.
 
 Run: python examples/generate.py ["some text"]
 """
@@ -8,25 +8,18 @@ from __future__ import annotations
 import sys
 
 import dflash_suite
-from dflash_suite.core.options import GenerateOptions
-from dflash_suite.core.results import Chunk
 
 
 def main(prompt: str) -> None:
     """Print the answer, how it was made, and whether plain decoding gives the same ids."""
-    options = GenerateOptions(max_tokens=64, gate=False)
-    pair = dflash_suite.load()  # or dflash_suite.load("owner/target", "owner/drafter")
-    generation = pair.generate(prompt, options)
-    text = "".join(event.text for event in generation if isinstance(event, Chunk))
-    print(prompt + text)
-
-    plain = dflash_suite.load(speculation="none").generate(prompt, options)
-    for _ in plain:
-        pass
-    same = plain.emitter.token_ids == generation.emitter.token_ids
+    engine = dflash_suite.load()  # or dflash_suite.load("owner/target", "owner/drafter")
+    found = engine.complete(dflash_suite.Request(prompt, max_tokens=64, gate=False))
+    print(prompt + found.text)
+    plain = engine.complete(dflash_suite.Request(prompt, max_tokens=64, speculation="none"))
+    same = plain.token_ids == found.token_ids
     print(
-        f"\n{pair.route.route}: {generation.stats.tokens_per_round:.2f} tokens/round, "
-        f"{generation.stats.target_passes} target passes for {generation.stats.emitted} tokens; "
+        f"\n{found.route.route}: {found.stats.tokens_per_round:.2f} tokens/round, "
+        f"{found.stats.target_passes} target passes for {found.stats.emitted} tokens; "
         f"ids equal to plain decoding: {same}",
         file=sys.stderr,
     )

@@ -8,16 +8,14 @@ from __future__ import annotations
 import sys
 
 import dflash_suite
-from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.results import Chunk, Finished, PrefillProgress
 
 
 def main(prompt: str) -> None:
     """Stream one answer, one bar a round."""
-    pair = dflash_suite.load(drafter="bundled:dflash")
-    generation = pair.generate(
-        prompt, GenerateOptions(max_tokens=48, stop=("\nclass ",), gate=False)
-    )
+    engine = dflash_suite.load(drafter="bundled:dflash")
+    request = dflash_suite.Request(prompt, max_tokens=48, stop=("\nclass ",), gate=False)
+    generation, _ = engine.start(request)
     for event in generation:
         if isinstance(event, PrefillProgress) and event.done == event.total:
             print(f"{event.total} prompt tokens in {generation.stats.ttft_sec:.2f} s")
