@@ -12,7 +12,7 @@ demo: install
 	$(BIN)/dflash generate --speculation mtp --max-tokens 64 --no-gate
 
 test: install lint types
-	$(BIN)/python -m pytest -q
+	$(BIN)/python tests/run.py -q
 
 lint: install
 	$(BIN)/ruff format --check .
