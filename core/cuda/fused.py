@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 
+from .attention import attend, prepare
 from .ops import OpKernels
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -88,12 +89,13 @@ class FusedDecoder:
         outputs: dict[int, mx.array] = {}
         tapes: list[FusedTape | None] = [None] * len(self._layers)
         mixed: list[mx.array] = []
+        position = mx.array([self._position(cache)], dtype=mx.int32)
         for segment, run in zip(self._segments, self._passes, strict=True):
             states = [
                 self._state(self._layers[index].linear_attn, cache[index], hidden.dtype)
                 for index in segment.gdn
             ]
-            hidden, after, gdn = run(hidden, mixed, states)
+            hidden, after, gdn = run(hidden, mixed, states, position)
             if segment.before is not None:
                 outputs[segment.before] = gdn[-1][-1]
             for index, (window_in, state_in), made in zip(segment.gdn, states, gdn, strict=False):
@@ -150,8 +152,19 @@ class FusedDecoder:
             state = mx.zeros(shape, dtype=mx.float32)
         return window, state
 
+    def _position(self, cache: Sequence[Any]) -> int:
+        """Absolute position of the next row, as the attention layers have it."""
+        attention = (s.after for s in self._segments if s.after is not None)
+        index = next(attention, None)
+        return 0 if index is None else int(cache[index].offset)
+
     def _segment(
-        self, segment: Segment, hidden: mx.array, mixed: list[mx.array], states: list[Any]
+        self,
+        segment: Segment,
+        hidden: mx.array,
+        mixed: list[mx.array],
+        states: list[Any],
+        position: mx.array,
     ) -> tuple[mx.array, list[mx.array], list[Any]]:
         """(hidden, what attention needs next, per GDN layer what the cache and tape need); the
         last entry of the list is the output of `before` where there is one."""
@@ -159,8 +172,7 @@ class FusedDecoder:
         first: list[Any] = []
         if segment.before is not None:
             layer = self._layers[segment.before]
-            attended, gate = mixed
-            x = attended * mx.sigmoid(gate)
+            x = mixed[0] if len(mixed) == 1 else mixed[0] * mx.sigmoid(mixed[1])
             hidden = self._mlp(layer, self.kernels.linear(layer.self_attn.o_proj, x, hidden))
             first = [[hidden]]
         for index, (window, state) in zip(segment.gdn, states, strict=True):
@@ -168,7 +180,8 @@ class FusedDecoder:
             made.append([*arrays, hidden])
         if segment.after is None:
             return self._norm(hidden), [], made + first
-        return hidden, self._attention_inputs(self._layers[segment.after], hidden), made + first
+        inputs = self._attention_inputs(self._layers[segment.after], hidden, position)
+        return hidden, inputs, made + first
 
     def _gdn(
         self, layer: Any, hidden: mx.array, window: mx.array, state: mx.array
@@ -190,8 +203,9 @@ class FusedDecoder:
             )
             flat = [part.reshape(1, rows, -1) for part in (q, k, v)]
             return mx.concatenate(flat, axis=-1), z, a, b
-        z = linear(gdn.in_proj_z, x).reshape(1, rows, gdn.num_v_heads, gdn.head_v_dim)
-        return linear(gdn.in_proj_qkv, x), z, linear(gdn.in_proj_a, x), linear(gdn.in_proj_b, x)
+        modules = (gdn.in_proj_qkv, gdn.in_proj_z, gdn.in_proj_a, gdn.in_proj_b)
+        qkv, z, a, b = self.kernels.several(modules, x)
+        return qkv, z.reshape(1, rows, gdn.num_v_heads, gdn.head_v_dim), a, b
 
     def _mlp(self, layer: Any, hidden: mx.array) -> mx.array:
         x = layer.post_attention_layernorm(hidden)
@@ -202,23 +216,36 @@ class FusedDecoder:
         gated = self.kernels.gated(mlp.gate_proj, mlp.up_proj, x)
         return self.kernels.linear(mlp.down_proj, gated, hidden)
 
-    def _attention_inputs(self, layer: Any, hidden: mx.array) -> list[mx.array]:
-        """[queries, keys, values (1, heads, T, D) without positions, gate (1, T, heads * D)]."""
-        attention, linear = layer.self_attn, self.kernels.linear
+    def _attention_inputs(self, layer: Any, hidden: mx.array, position: mx.array) -> list[mx.array]:
+        """[queries, keys, values (1, heads, T, D), gate]: with positions and the gate still packed
+        with the queries where attention is fused, else without and (1, T, heads * D)."""
+        attention = layer.self_attn
         x = layer.input_layernorm(hidden)
         rows = x.shape[1]
-        packed = linear(attention.q_proj, x).reshape(1, rows, attention.num_attention_heads, -1)
+        modules = (attention.q_proj, attention.k_proj, attention.v_proj)
+        packed, keys, values = self.kernels.several(modules, x)
+        packed = packed.reshape(1, rows, attention.num_attention_heads, -1)
+        keys, values = (
+            array.reshape(1, rows, attention.num_key_value_heads, -1) for array in (keys, values)
+        )
+        if self._is_fused(attention, rows, x.dtype):
+            queries, keys = prepare(attention, attention.rope, packed, keys, position)
+            return [queries, keys, values.transpose(0, 2, 1, 3), packed]
         queries, gate = mx.split(packed, 2, axis=-1)
-        shape = (1, rows, attention.num_key_value_heads, -1)
-        keys = attention.k_norm(linear(attention.k_proj, x).reshape(shape))
-        values = linear(attention.v_proj, x).reshape(shape)
-        heads = [attention.q_norm(queries), keys, values]
+        heads = [attention.q_norm(queries), attention.k_norm(keys), values]
         return [*(array.transpose(0, 2, 1, 3) for array in heads), gate.reshape(1, rows, -1)]
 
+    def _is_fused(self, attention: Any, rows: int, dtype: mx.Dtype) -> bool:
+        return self.kernels.fits_attention(attention, attention.rope, rows, dtype)
+
     def _attend(self, layer: Any, inputs: list[mx.array], entry: Any) -> list[mx.array]:
-        """Rotate, append to the cache, attend: [output (1, T, heads * D), gate]."""
+        """Append to the cache and attend: [output (1, T, heads * D)], then its gate where that is
+        not applied yet."""
         queries, keys, values, gate = inputs
         attention, rows = layer.self_attn, queries.shape[2]
+        if self._is_fused(attention, rows, queries.dtype):
+            keys, values = entry.update_and_fetch(keys, values)
+            return [attend(queries, keys, values, attention.scale, gate=gate)]
         mask = create_attention_mask(gate, entry)
         queries = attention.rope(queries, offset=entry.offset)
         keys = attention.rope(keys, offset=entry.offset)

@@ -5,12 +5,14 @@ Every one is bitwise independent of its neighbours: T rows give what T calls of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from . import sources
+from .attention import fits_heads
 from .ops import OpKernels
 
 MAX_ROWS = 16
@@ -82,6 +84,27 @@ class CudaKernels(OpKernels):
         )
         result: mx.array = out.reshape(*x.shape[:-1], outputs)
         return result
+
+    def several(self, modules: Sequence[Any], x: mx.array) -> list[mx.array]:
+        rows = x.shape[-2]
+        fit = x.dtype == mx.bfloat16 and all(fits_linear(module, rows) for module in modules)
+        parts = [_weights(module) for module in modules] if fit else []
+        if not fit or any(template != parts[0][1] for _, template in parts):
+            return super().several(modules, x)
+        quantized = len(parts[0][0]) > 1
+        outputs = [module.weight.shape[0] for module in modules]
+        made = sources.several_kernel(quantized, len(modules))(
+            inputs=[x.reshape(rows, -1), *(array for arrays, _ in parts for array in arrays)],
+            template=[("MT", _row_tiles(rows)), *parts[0][1]],
+            grid=(sum(outputs) // 16 * sources.THREADS, 1, 1),
+            threadgroup=(sources.THREADS, 1, 1),
+            output_shapes=[(rows, count) for count in outputs],
+            output_dtypes=[mx.bfloat16] * len(outputs),
+        )
+        return [out.reshape(*x.shape[:-1], out.shape[-1]) for out in made]
+
+    def fits_attention(self, attention: Any, rope: Any, rows: int, dtype: mx.Dtype) -> bool:
+        return fits_heads(attention, rope, rows) and dtype == mx.bfloat16
 
     def gated(self, gate: Any, up: Any, x: mx.array) -> mx.array:
         rows = x.shape[-2]

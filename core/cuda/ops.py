@@ -4,6 +4,7 @@ shapes and types that they do not take. The arithmetic is mlx-lm's, operation by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +21,14 @@ class OpKernels:
         tied = isinstance(module, nn.Embedding | nn.QuantizedEmbedding)
         y: mx.array = module.as_linear(x) if tied else module(x)
         return y if residual is None else residual + y
+
+    def several(self, modules: Sequence[Any], x: mx.array) -> list[mx.array]:
+        """Every layer's output for the same x."""
+        return [self.linear(module, x) for module in modules]
+
+    def fits_attention(self, attention: Any, rope: Any, rows: int, dtype: mx.Dtype) -> bool:
+        """Whether `prepare` and `attend` take this attention; plain operations never need them."""
+        return False
 
     def gated(self, gate: Any, up: Any, x: mx.array) -> mx.array:
         """silu(gate(x)) * up(x)."""

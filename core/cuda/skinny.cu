@@ -188,11 +188,12 @@ struct Block {
   }
 };
 
-// out (M, N) = x w^T, plus `residual` (M, N) where there is one. Tiles of 16 rows of w follow.
+// out (M, N) = x w^T, plus `residual` (M, N) where there is one: the outputs from `first` on,
+// whose weights are in `tiles`.
 template <int RT, int MT, typename Weights>
 __device__ __forceinline__ void project(
     const Weights (&tiles)[RT], const bf16* x, const bf16* residual, bf16* out, int M, int N,
-    int K) {
+    int K, int first) {
   __shared__ Block<RT, MT> block;
   Sums<RT, MT> sums;
   accumulate(sums, tiles, x, M, K);
@@ -200,7 +201,7 @@ __device__ __forceinline__ void project(
   __syncthreads();
   for (int i = threadIdx.x; i < RT * 16 * M; i += kWarps * 32) {
     const int output = i % (RT * 16), row = i / (RT * 16);
-    const size_t at = size_t(row) * N + size_t(blockIdx.x) * RT * 16 + output;
+    const size_t at = size_t(row) * N + first + output;
     const bf16 y = bf16(block.total(output, row));
     out[at] = residual ? bf16(float(residual[at]) + float(y)) : y;
   }

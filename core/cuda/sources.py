@@ -24,7 +24,22 @@ LINEAR = """
     const size_t row = (size_t(blockIdx.x) * RT + r) * 16;
     FILL
   }
-  dflash::project<RT, MT>(tiles, x, RESIDUAL, out, M, N, K);
+  dflash::project<RT, MT>(tiles, x, RESIDUAL, out, M, N, K, int(blockIdx.x) * RT * 16);
+"""
+SEVERAL = """
+  const int M = x_shape[0], K = x_shape[1];
+  int block = blockIdx.x;
+  dflash::TILE tiles[1];
+  PICKS
+"""
+PICK = """
+  if (block < w_I_shape[0] / 16) {
+    const size_t row = size_t(block) * 16;
+    FILL
+    dflash::project<1, MT>(tiles, x, nullptr, out_I, M, int(w_I_shape[0]), K, block * 16);
+    return;
+  }
+  block -= w_I_shape[0] / 16;
 """
 GATED = """
   const int M = x_shape[0], K = x_shape[1], N = w_shape[0];
@@ -36,6 +51,21 @@ GATED = """
 GDN = """
   const dflash::Layer<In, Hk, Hv, Dk, Dv, KS> layer{qkv, window, taps, int(qkv_shape[1])};
   layer.run(a, b, a_log, dt_bias, state, y, state_out, window_out);
+"""
+PREPARE = """
+  dflash::prepare<In, D, ROPE>(
+      q, k, q_weight, k_weight, q_out, k_out, int(q_shape[0]), int(q_shape[1]), int(q_shape[2]),
+      int(k_shape[1]), position[0], facts[0], facts[1], facts[2]);
+"""
+ATTEND = """
+  dflash::Tile<In, D, R>::run(
+      q, k, v, sums, peaks, weights, int(k_shape[1]), int(k_shape[2]), int(q_shape[2]),
+      q_strides, k_strides, v_strides, SCALE_BITS, CAUSAL, WINDOW, int(q_shape[1]));
+"""
+COMBINE = """
+  dflash::combine<In, D>(
+      sums, peaks, weights, GATE, out, int(sums_shape[0]), int(sums_shape[1]),
+      int(sums_shape[2]), T, H, S);
 """
 NORM = """
   dflash::gated_norm<In, D>(
@@ -49,13 +79,26 @@ def source_text(*names: str) -> str:
 
 
 def make(
-    name: str, inputs: list[str], outputs: list[str], body: str, *files: str, text: str = ""
+    name: str,
+    inputs: list[str],
+    outputs: list[str],
+    body: str,
+    *files: str,
+    text: str = "",
+    contiguous: bool = True,
 ) -> Any:
     """An MLX kernel whose device functions are in `files` and `text`, whose body is `body`."""
     header = source_text("primitives", *files) + text
     digest = hashlib.sha256((header + body).encode()).hexdigest()[:8]
     build: Callable[..., Any] = mx.fast.cuda_kernel
-    return build(f"dflash_{name}_{digest}", inputs, outputs, body, header=header)
+    return build(
+        f"dflash_{name}_{digest}",
+        inputs,
+        outputs,
+        body,
+        header=header,
+        ensure_row_contiguous=contiguous,
+    )
 
 
 def _weights(suffix: str, quantized: bool) -> list[str]:
@@ -82,6 +125,42 @@ def linear_kernel(quantized: bool, residual: bool) -> Any:
     inputs = ["x", *_weights("", quantized), *(["residual"] if residual else [])]
     name = f"linear{'_q4' if quantized else ''}{'_add' if residual else ''}"
     return make(name, inputs, ["out"], body, "skinny")
+
+
+@cache
+def several_kernel(quantized: bool, count: int) -> Any:
+    """x and the weights of `count` layers -> their outputs, in one launch."""
+    body = SEVERAL.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
+    picks, inputs = "", ["x"]
+    for index in range(count):
+        fill = _fill("tiles[0]", f"_{index}", quantized)
+        picks += PICK.replace("FILL", fill).replace("_I", f"_{index}")
+        inputs += _weights(f"_{index}", quantized)
+    outputs = [f"out_{index}" for index in range(count)]
+    name = f"several{'_q4' if quantized else ''}_{count}"
+    return make(name, inputs, outputs, body.replace("PICKS", picks), "skinny")
+
+
+@cache
+def prepare_kernel() -> Any:
+    """Norms and rotation of the heads that attention needs."""
+    inputs = ["q", "k", "q_weight", "k_weight", "position", "facts"]
+    return make("prepare", inputs, ["q_out", "k_out"], PREPARE, "attention")
+
+
+@cache
+def attention_kernel() -> Any:
+    """One tile of keys for one key head: unscaled sums, maxima and weights."""
+    outputs = ["sums", "peaks", "weights"]
+    return make("attend", ["q", "k", "v"], outputs, ATTEND, "attention", contiguous=False)
+
+
+@cache
+def combine_kernel(gated: bool) -> Any:
+    """The tiles of each row, added in order (and gated)."""
+    body = COMBINE.replace("GATE", "gate" if gated else "(const In*)nullptr")
+    inputs = ["sums", "peaks", "weights", *(["gate"] if gated else [])]
+    return make(f"combine{'_gated' if gated else ''}", inputs, ["out"], body, "attention")
 
 
 @cache

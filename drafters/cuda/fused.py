@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...core.cuda.attention import attend, prepare
 from ...core.cuda.kernels import CudaKernels, cuda_in_use
 from ..config import DrafterConfig
 from ..context import ContextBuffer
@@ -50,28 +51,35 @@ class FusedDraft:
     ) -> mx.array:
         """`count` ids after the anchor (1,), as DFlashDrafter.draft."""
         masks = mx.full((count,), self._config.mask_token_id, dtype=anchor.dtype)
-        residual, held = self._begin(mx.concatenate([anchor, masks])[None])
+        where = mx.array([position], dtype=mx.int32)
+        residual, held = self._begin(mx.concatenate([anchor, masks])[None], where)
         for index, buffer in enumerate(buffers):
-            mixed = self._attend(index, held[:3], position, buffer)
+            mixed = self._attend(index, held[:3], buffer)
             if index + 1 < len(buffers):
-                residual, held = self._middle[index](residual, mixed, held[3])
+                residual, held = self._middle[index](residual, mixed, held[3], where)
         path: mx.array = self._end(residual, mixed, held[3], anchor)
         return path
 
     def observe(self, taps: mx.array, position: int, buffers: Sequence[ContextBuffer]) -> None:
         """Project committed tap rows into every layer's context."""
-        for buffer, (keys, values) in zip(buffers, self._rows(taps), strict=True):
-            buffer.append(self._rope(keys, offset=position), values)
+        where = mx.array([position], dtype=mx.int32)
+        for buffer, (keys, values) in zip(buffers, self._rows(taps, where), strict=True):
+            buffer.append(keys, values)
 
-    def _first(self, ids: mx.array) -> tuple[mx.array, list[mx.array]]:
+    def _first(self, ids: mx.array, position: mx.array) -> tuple[mx.array, list[mx.array]]:
         residual = self._embed(ids).astype(mx.float32) * self._config.input_embedding_scale
-        return residual, self._before(0, residual)
+        return residual, self._before(0, residual, position)
 
     def _between(
-        self, index: int, residual: mx.array, mixed: mx.array, deltas: mx.array
+        self,
+        index: int,
+        residual: mx.array,
+        mixed: mx.array,
+        deltas: mx.array,
+        position: mx.array,
     ) -> tuple[mx.array, list[mx.array]]:
         residual = self._after(index, residual, mixed, deltas)
-        return residual, self._before(index + 1, residual)
+        return residual, self._before(index + 1, residual, position)
 
     def _last(
         self, residual: mx.array, mixed: mx.array, deltas: mx.array, anchor: mx.array
@@ -84,15 +92,23 @@ class FusedDraft:
         projected = self._kernels.linear(selector.hidden_projection, hidden)[0]
         return ops.walk(selector, projected, logits, anchor)
 
-    def _before(self, index: int, residual: mx.array) -> list[mx.array]:
-        """[queries, keys, values (1, heads, T, head_dim) without positions, deltas]."""
+    def _before(self, index: int, residual: mx.array, position: mx.array) -> list[mx.array]:
+        """[queries, keys, values (1, heads, T, head_dim), deltas]."""
         layer, linear = self._model.layers[index], self._kernels.linear
         attention = layer.self_attn
         x = ops.row_norm(residual, layer.input_layernorm)
         deltas = linear(layer.attention_conv.kernel_projection, x)
         x = ops.convolve(layer.attention_conv, x, deltas, 0)
-        queries = attention.q_norm(self._split(linear(attention.q_proj, x), attention.heads))
-        return [queries.transpose(0, 2, 1, 3), *self._keys_values(attention, x), deltas]
+        modules = (attention.q_proj, attention.k_proj, attention.v_proj)
+        rows = self._kernels.several(modules, x)
+        queries = self._split(rows[0], attention.heads)
+        keys, values = (self._split(part, attention.kv_heads) for part in rows[1:])
+        if self._is_fused(attention, x):
+            queries, keys = prepare(attention, self._rope, queries, keys, position)
+            return [queries, keys, values.transpose(0, 2, 1, 3), deltas]
+        queries = attention.q_norm(queries).transpose(0, 2, 1, 3)
+        queries = self._rope(queries, offset=position)
+        return [queries, *self._turned(attention, keys, values, position), deltas]
 
     def _after(self, index: int, residual: mx.array, mixed: mx.array, deltas: mx.array) -> mx.array:
         layer, kernels = self._model.layers[index], self._kernels
@@ -105,31 +121,44 @@ class FusedDraft:
         x = kernels.linear(layer.mlp.down_proj, gated)
         return ops.convolve(layer.mlp_conv, x, deltas, 1, residual)
 
-    def _keys_values(self, attention: Any, x: mx.array) -> list[mx.array]:
-        linear = self._kernels.linear
-        keys = attention.k_norm(self._split(linear(attention.k_proj, x), attention.kv_heads))
-        values = self._split(linear(attention.v_proj, x), attention.kv_heads)
-        return [keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)]
+    def _is_fused(self, attention: Any, x: mx.array) -> bool:
+        return self._kernels.fits_attention(attention, self._rope, x.shape[-2], x.dtype)
 
-    def _context_rows(self, taps: mx.array) -> list[list[mx.array]]:
+    def _turned(
+        self, attention: Any, keys: mx.array, values: mx.array, position: mx.array
+    ) -> list[mx.array]:
+        """Keys and values (1, heads, n, head_dim) with positions."""
+        keys = self._rope(attention.k_norm(keys).transpose(0, 2, 1, 3), offset=position)
+        return [keys, values.transpose(0, 2, 1, 3)]
+
+    def _context_rows(self, taps: mx.array, position: mx.array) -> list[list[mx.array]]:
         model = self._model
         rows = taps.astype(model.norm.weight.dtype)
         fused = model.hidden_norm(self._kernels.linear(model.fc, rows))
-        return [self._keys_values(layer.self_attn, fused) for layer in model.layers]
+        attentions = [layer.self_attn for layer in model.layers]
+        modules = [module for one in attentions for module in (one.k_proj, one.v_proj)]
+        made = []
+        projected = self._kernels.several(modules, fused)
+        for index, attention in enumerate(attentions):
+            pair = projected[2 * index : 2 * index + 2]
+            keys, values = (self._split(part, attention.kv_heads) for part in pair)
+            made.append(self._turned(attention, keys, values, position))
+        return made
 
-    def _attend(
-        self, index: int, inputs: Sequence[mx.array], position: int, buffer: ContextBuffer
-    ) -> mx.array:
+    def _attend(self, index: int, inputs: Sequence[mx.array], buffer: ContextBuffer) -> mx.array:
         queries, keys, values = inputs
         attention = self._model.layers[index].self_attn
         rows, context_rows = queries.shape[2], buffer.rows
-        queries = self._rope(queries, offset=position)
-        keys, values = buffer.with_block(self._rope(keys, offset=position), values)
+        keys, values = buffer.with_block(keys, values)
+        scale = attention.head_dim**-0.5
+        if self._is_fused(attention, queries):
+            causal, window = attention.causal, attention.window
+            return attend(queries, keys, values, scale, causal=causal, window=window)
         out = mx.fast.scaled_dot_product_attention(
             queries,
             keys,
             values,
-            scale=attention.head_dim**-0.5,
+            scale=scale,
             mask=block_mask(rows, context_rows, attention.window, attention.causal),
         )
         return out.transpose(0, 2, 1, 3).reshape(1, rows, -1)

@@ -13,12 +13,15 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
 
+from dflash_suite.core.cuda.attention import attend, fits_heads, prepare
 from dflash_suite.core.cuda.kernels import CudaKernels, cuda_in_use
 from dflash_suite.core.cuda.ops import OpKernels
 
 WIDTHS = (1, 2, 3, 5, 8, 9, 13, 16)
 SIZES = ((4096, 12288), (12288, 4096), (4096, 1024), (4096, 64), (256, 640), (4096, 32))
 """(K, N)."""
+HEADS = ((16, 4, 256, 64), (32, 8, 128, 128), (4, 2, 64, 16))
+"""(query heads, key heads, head size, rotated)."""
 
 
 def main() -> int:
@@ -27,7 +30,11 @@ def main() -> int:
         print("no CUDA GPU here: nothing was checked")
         return 1
     mx.random.seed(0)
-    failures = sum(check_linear(k, n, bits) for k, n in SIZES for bits in (16, 4))
+    failures = sum(check_attention(*case) for case in HEADS)
+    if "--attention" in sys.argv:
+        print("failures:", failures)
+        return 1 if failures else 0
+    failures += sum(check_linear(k, n, bits) for k, n in SIZES for bits in (16, 4))
     failures += sum(
         check_gdn(dtype, rows) for dtype in (mx.bfloat16, mx.float32) for rows in WIDTHS
     )
@@ -71,6 +78,67 @@ def check_linear(inputs: int, outputs: int, bits: int) -> int:
     print(
         f"linear K={inputs} N={outputs} {bits}-bit: error {worst:.1e} (mlx {stock:.1e}), "
         f"rows bitwise {bitwise}{'  WRONG' if wrong else ''}",
+        flush=True,
+    )
+    return int(wrong)
+
+
+def check_attention(heads: int, kv_heads: int, dim: int, rotated: int) -> int:
+    """Norms and rotation, then attention over 5 to 2,500 keys, against MLX; rows alone."""
+    attention: Any = nn.Module()
+    attention.heads, attention.kv_heads = heads, kv_heads
+    rope = nn.RoPE(rotated, traditional=False, base=1e7)
+    for name in ("q_norm", "k_norm"):
+        norm: Any = nn.RMSNorm(dim, eps=1e-6)
+        norm.weight = mx.random.normal((dim,)).astype(mx.bfloat16)
+        setattr(attention, name, norm)
+    packed = mx.random.normal((1, 16, heads, 2 * dim)).astype(mx.bfloat16)
+    raw = mx.random.normal((1, 16, kv_heads, dim)).astype(mx.bfloat16)
+    buffer = mx.random.normal((2, 1, kv_heads, 2560, dim)).astype(mx.bfloat16)
+    worst, bitwise = 0.0, True
+    for rows, count in ((1, 5), (1, 2500), (8, 40), (8, 129), (16, 2500), (5, 1000)):
+        if heads // kv_heads * rows > 64 or not fits_heads(attention, rope, rows):
+            continue
+        at = mx.array([count - rows], dtype=mx.int32)
+        queries, keys = prepare(attention, rope, packed[:, :rows], raw[:, :rows], at)
+        split = packed[:, :rows, :, :dim]
+        for made, heads_of, norm in (
+            (queries, split, attention.q_norm),
+            (keys, raw[:, :rows], attention.k_norm),
+        ):
+            turned = rope(norm(heads_of).transpose(0, 2, 1, 3), offset=count - rows)
+            worst = max(worst, _error(made, _f64(turned)))
+        held = buffer[0, :, :, :count], buffer[1, :, :, :count]
+        for gate in (None, packed[:, :rows]):
+            out = attend(queries, *held, dim**-0.5, gate=gate)
+            plain = mx.fast.scaled_dot_product_attention(
+                *(a.astype(mx.float32) for a in (queries, *held)), scale=dim**-0.5, mask="causal"
+            ).transpose(0, 2, 1, 3)
+            if gate is not None:
+                plain = plain * mx.sigmoid(gate[..., dim:].astype(mx.float32))
+            worst = max(worst, _error(out, _f64(plain.reshape(1, rows, -1))))
+            row = rows // 2
+            seen = count - rows + row + 1
+            alone = attend(
+                queries[:, :, row : row + 1],
+                buffer[0, :, :, :seen],
+                buffer[1, :, :, :seen],
+                dim**-0.5,
+                gate=None if gate is None else gate[:, row : row + 1],
+            )
+            bitwise &= bool(mx.array_equal(alone[:, 0], out[:, row]))
+        wide = attend(queries, *held, dim**-0.5, causal=False, window=100)
+        key = mx.arange(count)[None]
+        query = count - rows + mx.arange(rows)[:, None]
+        mask = (key >= count - rows) | (query - key < 100)
+        plain = mx.fast.scaled_dot_product_attention(
+            *(a.astype(mx.float32) for a in (queries, *held)), scale=dim**-0.5, mask=mask
+        ).transpose(0, 2, 1, 3)
+        worst = max(worst, _error(wide, _f64(plain.reshape(1, rows, -1))))
+    wrong = not (0 < worst < 1e-2 and bitwise)
+    print(
+        f"attention {heads}/{kv_heads} heads of {dim}: error {worst:.1e}, rows bitwise "
+        f"{bitwise}{'  WRONG' if wrong else ''}",
         flush=True,
     )
     return int(wrong)
