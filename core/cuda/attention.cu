@@ -74,7 +74,7 @@ struct Tile {
   static __device__ __forceinline__ void run(
       const In* q, const In* k, const In* v, float* sums, float* peaks, float* weights, int Hk,
       int n, int T, const Strides& qs, const Strides& ks, const Strides& vs, int scale_bits,
-      bool causal, int window, int H) {
+      int causal, int window, int H) {
     __shared__ float p[kTile * kRowStride];
     const int tiles = (n + kTile - 1) / kTile;
     const int head = blockIdx.x / tiles, tile = blockIdx.x % tiles, start = tile * kTile;

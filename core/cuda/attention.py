@@ -6,6 +6,7 @@ A row's result does not depend on the other rows of the block, nor on keys that 
 from __future__ import annotations
 
 import struct
+from functools import cache
 from math import log2
 from typing import Any
 
@@ -71,6 +72,13 @@ def prepare(
     return q_out, k_out
 
 
+@cache
+def _facts(scale: float, causal: bool, window: int, rows: int, heads: int, stride: int) -> mx.array:
+    """What the kernels are told at run time: as a constant it would compile them anew."""
+    bits: int = struct.unpack("i", struct.pack("f", scale))[0]
+    return mx.array([bits, int(causal), window, rows, heads, stride], dtype=mx.int32)
+
+
 def attend(
     queries: mx.array,
     keys: mx.array,
@@ -90,16 +98,15 @@ def attend(
     kv_heads, count = keys.shape[1:3]
     tiles = -(-count // TILE)
     queries_a_head = heads // kv_heads * rows
+    stride = dim if gate is None else gate.shape[-1]
+    facts = _facts(scale, causal, window or 0, rows, heads, stride)
     padded = next(size for size in (8, 16, 32, MAX_QUERIES) if size >= queries_a_head)
     sums, peaks, weights = sources.attention_kernel()(
-        inputs=[queries, keys, values],
+        inputs=[queries, keys, values, facts],
         template=[
             ("In", queries.dtype),
             ("D", dim),
             ("R", padded),
-            ("SCALE_BITS", struct.unpack("i", struct.pack("f", scale))[0]),
-            ("CAUSAL", causal),
-            ("WINDOW", window or 0),
         ],
         grid=(kv_heads * tiles * sources.THREADS, 1, 1),
         threadgroup=(sources.THREADS, 1, 1),
@@ -111,14 +118,8 @@ def attend(
         output_dtypes=[mx.float32] * 3,
     )
     (out,) = sources.combine_kernel(gate is not None)(
-        inputs=[sums, peaks, weights, *([] if gate is None else [gate])],
-        template=[
-            ("In", queries.dtype),
-            ("D", dim),
-            ("T", rows),
-            ("H", heads),
-            ("S", dim if gate is None else gate.shape[-1]),
-        ],
+        inputs=[sums, peaks, weights, facts, *([] if gate is None else [gate])],
+        template=[("In", queries.dtype), ("D", dim)],
         grid=(-(-rows * heads // (sources.THREADS // dim)) * sources.THREADS, 1, 1),
         threadgroup=(sources.THREADS, 1, 1),
         output_shapes=[(1, rows, heads * dim)],

@@ -60,12 +60,12 @@ PREPARE = """
 ATTEND = """
   dflash::Tile<In, D, R>::run(
       q, k, v, sums, peaks, weights, int(k_shape[1]), int(k_shape[2]), int(q_shape[2]),
-      q_strides, k_strides, v_strides, SCALE_BITS, CAUSAL, WINDOW, int(q_shape[1]));
+      q_strides, k_strides, v_strides, facts[0], facts[1], facts[2], int(q_shape[1]));
 """
 COMBINE = """
   dflash::combine<In, D>(
       sums, peaks, weights, GATE, out, int(sums_shape[0]), int(sums_shape[1]),
-      int(sums_shape[2]), T, H, S);
+      int(sums_shape[2]), facts[3], facts[4], facts[5]);
 """
 NORM = """
   dflash::gated_norm<In, D>(
@@ -152,14 +152,14 @@ def prepare_kernel() -> Any:
 def attention_kernel() -> Any:
     """One tile of keys for one key head: unscaled sums, maxima and weights."""
     outputs = ["sums", "peaks", "weights"]
-    return make("attend", ["q", "k", "v"], outputs, ATTEND, "attention", contiguous=False)
+    return make("attend", ["q", "k", "v", "facts"], outputs, ATTEND, "attention", contiguous=False)
 
 
 @cache
 def combine_kernel(gated: bool) -> Any:
     """The tiles of each row, added in order (and gated)."""
     body = COMBINE.replace("GATE", "gate" if gated else "(const In*)nullptr")
-    inputs = ["sums", "peaks", "weights", *(["gate"] if gated else [])]
+    inputs = ["sums", "peaks", "weights", "facts", *(["gate"] if gated else [])]
     return make(f"combine{'_gated' if gated else ''}", inputs, ["out"], body, "attention")
 
 

@@ -6,6 +6,7 @@ python examples/gpu_bench/bundled_pair.py --dtype bfloat16
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import time
 from pathlib import Path
@@ -76,10 +77,10 @@ class Upstream:
     def __init__(self) -> None:
         self.ready = False
         try:
-            from dflash import model_mlx as module
+            module: Any = importlib.import_module("dflash.model_mlx")
         except ImportError:
             return
-        self._module: Any = module
+        self._module = module
         module.snapshot_download = lambda name, **_: name  # its hub download, for a directory
         loaded: Any = mlx_lm.load(str(ROOT / "target"))
         self._model, self._tokenizer = loaded[0], loaded[1]

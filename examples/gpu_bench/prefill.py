@@ -17,7 +17,7 @@ from setting import parse, prompt_ids
 
 from dflash_suite.core.caches import cache_arrays
 
-STEP, RUNS = 2048, 2
+STEP, RUNS = 2048, 1
 
 
 def main() -> None:

@@ -37,7 +37,8 @@ class ScriptedChoice:
         ids = [self._known[start + i] for i in range(count)]
         if keep < count:
             ids[keep] = (ids[keep] + 1) % self._vocab
-        return mx.array(ids, dtype=mx.int32) + 0 * real.astype(mx.int32)
+        replaced: mx.array = mx.array(ids, dtype=mx.int32) + 0 * real.astype(mx.int32)
+        return replaced
 
     def _kept(self, count: int) -> int:
         """How many drafts are right: position i is, given i - 1, at the published rate."""
