@@ -12,13 +12,19 @@ from ..errors import ProbeFailed
 from ..probe import PROBE_ROWS
 from ..target import Target
 
-TOLERANCES = {mx.float32: 1e-3, mx.bfloat16: 5e-2, mx.float16: 2e-2}
-"""Largest norm of the difference of a row's logits over the norm of the row, by compute dtype."""
+TOLERANCES = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.2}
+"""Most that a row of logits may differ, as the norm of the difference over the norm of the row.
+
+Two right orders of addition differ by 0.03 to 0.06 in bfloat16 over 8 layers of random weights; a
+wrong kernel gives about 1.4, unrelated rows."""
+MAX_REGRET = 0.5
+"""Most that the plain logit of the fused choice may lie under the plain maximum, in standard
+deviations of the row."""
 
 
 def probe_fused(plain: Target, fused: Target) -> None:
-    """Raise ProbeFailed unless the fused logits are within tolerance, row for row, and choose the
-    same token wherever the plain margin is over twice the largest difference of that row."""
+    """Raise ProbeFailed unless the fused logits are the plain ones within TOLERANCES and every
+    fused choice is one of the plain forward's best within MAX_REGRET."""
     vocab = plain.config.vocab_size
     caches = plain.make_cache(), fused.make_cache()
     start = 0
@@ -29,24 +35,23 @@ def probe_fused(plain: Target, fused: Target) -> None:
             target.logits_from_hidden(target.verify_rows(ids, cache, ()).hidden)[0]
             for target, cache in zip((plain, fused), caches, strict=True)
         ]
-        error, flipped = compare(*(array.astype(mx.float32) for array in logits))
+        error, regret = compare(*(array.astype(mx.float32) for array in logits))
         allowed = TOLERANCES[logits[0].dtype]
-        if not error <= allowed or flipped:
+        if not (error <= allowed and regret <= MAX_REGRET):
             raise ProbeFailed(
                 f"{plain.config.file}: the fused CUDA kernels differ from the plain forward of "
                 f"{plain.config.model_type} by {error:.2g} of a row's norm over {rows} rows "
-                f"(allowed {allowed:.2g}; {flipped} clear choices differ), so nothing was "
-                "decoded. Report the GPU and the MLX version"
+                f"(allowed {allowed:.2g}), and choose tokens up to {regret:.2g} deviations under "
+                f"the best (allowed {MAX_REGRET:.2g}), so nothing was decoded. Report the GPU and "
+                "the MLX version"
             )
 
 
-def compare(plain: mx.array, fused: mx.array) -> tuple[float, int]:
-    """(largest relative row difference, rows whose clear choice differs) of (T, vocab) logits."""
-    difference = mx.abs(plain - fused)
+def compare(plain: mx.array, fused: mx.array) -> tuple[float, float]:
+    """(largest relative row difference, largest regret) of two (T, vocab) rows of logits."""
     error = mx.linalg.norm(plain - fused, axis=-1) / mx.linalg.norm(plain, axis=-1)
-    top = mx.sort(plain, axis=-1)[:, -2:]
-    clear = top[:, 1] - top[:, 0] > 2 * difference.max(axis=-1)
-    differs = mx.argmax(plain, axis=-1) != mx.argmax(fused, axis=-1)
-    flips: list[bool] = (clear & differs).tolist()  # type: ignore[assignment]
-    errors: list[float] = error.tolist()  # type: ignore[assignment]
-    return max(errors), sum(flips)
+    choice = mx.argmax(fused, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(plain, choice, axis=-1)[:, 0]
+    regret = (plain.max(axis=-1) - chosen) / mx.sqrt(mx.var(plain, axis=-1))
+    worst: list[float] = mx.stack([error.max(), regret.max()]).tolist()  # type: ignore[assignment]
+    return worst[0], worst[1]
