@@ -64,7 +64,7 @@ def decode(pair: Pair, ids: list[int], repeats: int = 3) -> tuple[float, list[in
     """(tokens a second after the first, ids, tokens a round) of one prompt; median speed."""
     speeds: list[float] = []
     for _ in range(repeats):
-        generation = pair.generate(ids, GenerateOptions(max_tokens=TOKENS))
+        generation = pair.generate(ids, GenerateOptions(max_tokens=TOKENS, gate=False))
         for _event in generation:
             pass
         speeds.append(generation.stats.tokens_per_second or 0.0)

@@ -72,7 +72,8 @@ def measure(given: Arguments, model: Any, context: int, case: str) -> list[Row]:
 
 def run(target: Any, ids: list[int], drafter: Any, tokens: int) -> Generation:
     """One request from first to last token."""
-    options = GenerateOptions(max_tokens=tokens, block_size=BLOCK if drafter else None)
+    block = BLOCK if drafter else None
+    options = GenerateOptions(max_tokens=tokens, block_size=block, gate=False)
     generation = Generation(target, ids, Silent(), drafter=drafter, options=options)
     for _ in generation:
         pass
