@@ -14,9 +14,9 @@ import mlx.core as mx
 from models import bind, make_drafter, make_model
 from setting import bookmark, filled_cache, parse, prompt_ids, stock_copy
 
+from dflash_suite.core.choose import greedy
 from dflash_suite.core.cuda.kernels import CudaKernels, cuda_in_use
 from dflash_suite.core.cuda.ops import OpKernels
-from dflash_suite.core.decode import greedy
 from dflash_suite.core.drafter import TargetRows
 
 COPIES = 20
@@ -37,7 +37,7 @@ def main() -> None:
             show(f"{name} {label}", [matmul_ms(kernels, pick, rows) for rows in (1, 4, 8, 16)])
     vocab = model.language_model.args.vocab_size
     logits = mx.random.normal((1, 8, vocab)).astype(mx.bfloat16)
-    show("greedy 8 rows", [loop_ms(lambda i: greedy(logits + i))])
+    show("greedy 8 rows", [loop_ms(lambda i: greedy((logits + i)[0]))])
     show("argmax 8 rows", [loop_ms(lambda i: mx.argmax(logits + i, axis=-1))])
     show("argpartition 8 rows", [loop_ms(lambda i: mx.argpartition(logits + i, -16, axis=-1), 3)])
     show("add 8 rows", [loop_ms(lambda i: logits + i)])
@@ -114,12 +114,12 @@ def forwards(given: Any, model: Any, context: int) -> None:
     for rows in (1, 2, 4, 8, 16):
         ids = prompt_ids(rows, target.config.vocab_size)
         passes = {
-            "mlx-lm": (lambda ids=ids: greedy(model(ids, cache=stock)), undo_stock),
+            "mlx-lm": (lambda ids=ids: greedy(model(ids, cache=stock)[0]), undo_stock),
             "ours": (
                 lambda ids=ids: greedy(
                     target.logits_from_hidden(
                         target.verify_rows(ids, cache, drafter.tap_ids).hidden
-                    )
+                    )[0]
                 ),
                 undo,
             ),

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from results import FILE
 
 from dflash_suite.core.caches import cache_arrays
-from dflash_suite.core.decode import greedy
+from dflash_suite.core.choose import greedy
 from dflash_suite.core.target import Target, TargetPass
 
 Undo = Callable[[], None]
@@ -105,7 +105,7 @@ def verify_call(
 
     def call() -> TargetPass:
         result = target.verify_rows(ids, cache, taps)
-        greedy(target.logits_from_hidden(result.hidden)).tolist()
+        greedy(target.logits_from_hidden(result.hidden)[0]).tolist()
         return result
 
     return call
@@ -116,6 +116,6 @@ def stock_call(model: Any, cache: Sequence[Any], rows: int, vocab: int) -> Calla
     ids = prompt_ids(rows, vocab, seed=5)
 
     def call() -> object:
-        return greedy(model(ids, cache=cache)).tolist()
+        return greedy(model(ids, cache=cache)[0]).tolist()
 
     return call
