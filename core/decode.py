@@ -89,7 +89,8 @@ class Generation:
         self.marks: list[Mark] = []
         self.ahead = Lookahead(target, self.cache)
         wanted = not on_cpu() if pipelined is None else pipelined
-        self.pipelined = wanted and drafter is None and self.chooser.is_stateless
+        can = drafter is None and self.chooser.is_stateless and self.ahead.can_undo
+        self.pipelined = wanted and can
         self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
         self._clock = clock
         drafters = [] if drafter is None else [drafter, *([reserve] if reserve else [])]

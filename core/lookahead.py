@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .caches import KVCache
 from .choose import greedy
 from .device import start_eval
 from .target import Target, TargetPass
@@ -34,6 +35,11 @@ class Lookahead:
         self._cache = cache
         self._queued: QueuedPass | None = None
         self._held: list[Any] = []
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether a row can be taken back whatever it was: not from a layer that slides."""
+        return all(type(entry) is KVCache or hasattr(entry, "cache") for entry in self._cache)
 
     @property
     def rows(self) -> int:
