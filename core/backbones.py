@@ -17,7 +17,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from .caches import CacheKind, GdnCache, SlidingCache, own_caches
 from .errors import UnsupportedModel
-from .gdn import GdnTape, gdn_forward
+from .gdn import GdnTape, gdn_forward, replay
 
 
 class Backbone(ABC):
@@ -53,17 +53,28 @@ class Backbone(ABC):
         """The GDN module behind each entry of the cache, None for attention layers."""
         return [None] * len(self.layers)
 
+    def replay(self, tapes: Sequence[Any], keep: int) -> list[tuple[mx.array, mx.array] | None]:
+        """Per layer (window, state) after a block's first `keep` rows; None where there is no
+        tape."""
+        return [
+            None if tape is None else replay(layer, tape, keep)
+            for layer, tape in zip(self.gdn_layers(), tapes, strict=True)
+        ]
+
     def embed(self, token_ids: mx.array) -> mx.array:
         """(1, T) ids -> (1, T, hidden), as the target's first layer gets them."""
         embedded: mx.array = self.body.embed_tokens(token_ids)
         return embedded
 
+    @property
+    def is_tied(self) -> bool:
+        """True where the head is the embedding."""
+        tied: bool = getattr(self.text.args, "tie_word_embeddings", False)
+        return tied or not hasattr(self.text, "lm_head")
+
     def head(self, hidden: mx.array) -> mx.array:
         """(1, T, hidden) after the final norm -> (1, T, vocab), by the bare projection."""
-        tied = getattr(self.text.args, "tie_word_embeddings", False) or not hasattr(
-            self.text, "lm_head"
-        )
-        head = self.body.embed_tokens.as_linear if tied else self.text.lm_head
+        head = self.body.embed_tokens.as_linear if self.is_tied else self.text.lm_head
         logits: mx.array = head(hidden)
         return logits
 
@@ -74,7 +85,7 @@ class Backbone(ABC):
     @abstractmethod
     def run(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
-    ) -> tuple[mx.array, list[mx.array], list[GdnTape | None]]:
+    ) -> tuple[mx.array, list[mx.array], list[Any]]:
         """(1, T) ids through every layer: (hidden after the final norm, taps, tapes)."""
 
 
@@ -95,7 +106,7 @@ class PlainBackbone(Backbone):
 
     def run(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
-    ) -> tuple[mx.array, list[mx.array], list[GdnTape | None]]:
+    ) -> tuple[mx.array, list[mx.array], list[Any]]:
         hidden = self.embed(token_ids)
         masks = self.masks(hidden, cache)
         taps: dict[int, mx.array] = {}
@@ -122,18 +133,24 @@ class HybridBackbone(Backbone):
     def gdn_layers(self) -> list[Any | None]:
         return [layer.linear_attn if layer.is_linear else None for layer in self.layers]
 
+    def recur(
+        self, gdn: Any, x: mx.array, entry: Any, record: bool
+    ) -> tuple[mx.array, GdnTape | None]:
+        """One GDN module over normed rows (1, T, hidden), its cache advanced."""
+        return gdn_forward(gdn, x, entry, record=record)
+
     def run(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
-    ) -> tuple[mx.array, list[mx.array], list[GdnTape | None]]:
+    ) -> tuple[mx.array, list[mx.array], list[Any]]:
         hidden = self.embed(token_ids)
         mask = create_attention_mask(hidden, cache[self.body.fa_idx])
         taps: dict[int, mx.array] = {}
-        tapes: list[GdnTape | None] = []
+        tapes: list[Any] = []
         for index, (layer, entry) in enumerate(zip(self.layers, cache, strict=True)):
             normed = layer.input_layernorm(hidden)
             tape = None
             if layer.is_linear:
-                mixed, tape = gdn_forward(layer.linear_attn, normed, entry, record=record)
+                mixed, tape = self.recur(layer.linear_attn, normed, entry, record)
             else:
                 mixed = layer.self_attn(normed, mask, entry)
             hidden = hidden + mixed

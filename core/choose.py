@@ -74,6 +74,11 @@ class Chooser:
         self._processors = [*make_processors(options), *processors]
 
     @property
+    def is_stateless(self) -> bool:
+        """Whether a token follows from its logits alone: greedy, with no processor."""
+        return self.draws is None and not self._processors
+
+    @property
     def needs_history(self) -> bool:
         """Whether `judge` looks at the tokens before the block."""
         return bool(self._processors)

@@ -15,12 +15,13 @@ import mlx.core as mx
 
 from .caches import cache_arrays, validate_absolute_boundary
 from .choose import Chooser, Processor
-from .device import read_ids
+from .device import on_cpu, read_ids, start_on_gpu
 from .drafter import Drafter, DrawingDrafter
 from .emit import Detokenizer, Emitter, prime
 from .errors import PromptError
 from .feed import Contexts
 from .gate import PLAIN, FixedRoute, Gate, RoutePicker
+from .lookahead import Lookahead
 from .options import NO_BLOCK, Block, GenerateOptions
 from .phases import PhaseTimer
 from .results import Chunk, Event, Finished, GenerationStats, PrefillProgress
@@ -68,6 +69,7 @@ class Generation:
         resume: Resume | None = None,
         reusable: bool = False,
         clock: Callable[[], float] = time.perf_counter,
+        pipelined: bool | None = None,
     ) -> None:
         self.target = target
         self.options = options or GenerateOptions()
@@ -85,6 +87,10 @@ class Generation:
         self.cache: list[Any] = list(resume.cache) if resume else target.make_cache()
         self.position = resume.mark.position if resume else 0
         self.marks: list[Mark] = []
+        self.ahead = Lookahead(target, self.cache)
+        wanted = not on_cpu() if pipelined is None else pipelined
+        can = drafter is None and self.chooser.is_stateless and self.ahead.can_undo
+        self.pipelined = wanted and can
         self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
         self._clock = clock
         drafters = [] if drafter is None else [drafter, *([reserve] if reserve else [])]
@@ -100,17 +106,20 @@ class Generation:
         """The whole request, first to last event."""
         yield from self.prefill()
         started = self._clock()
-        while self.emitter.reason is None:
-            self.settled = False
-            route = self._next_route()
-            proposal = self.draft(route)
-            verified = self.verify(proposal)
-            accepted, accept_length = self.accept(verified, route)
-            self.roll_back(verified, accept_length, route)
-            self.picker.finish(accept_length, len(verified.drafts))
-            self.stats.decode_sec = self._clock() - started
-            self.settled = True
-            yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
+        try:
+            while self.emitter.reason is None:
+                self.settled = False
+                route = self._next_route()
+                proposal = self.draft(route)
+                verified = self.verify(proposal)
+                accepted, accept_length = self.accept(verified, route)
+                self.roll_back(verified, accept_length, route)
+                self.picker.finish(accept_length, len(verified.drafts))
+                self.stats.decode_sec = self._clock() - started
+                self.settled = True
+                yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
+        finally:
+            self.ahead.drop()
         self.stats.peak_memory_bytes = mx.get_peak_memory()
         yield Finished(self.emitter.reason)
 
@@ -147,6 +156,7 @@ class Generation:
 
     def rows(self) -> Rows:
         """The rows that this request left: what a later one may share."""
+        self.ahead.drop()
         tokens = self._tokens()[: self.position]
         return Rows(tuple(tokens), self.cache, (*self.marks, self.mark()))
 
@@ -162,12 +172,18 @@ class Generation:
             proposal = drafter.propose(self._anchor(), count, draws)
         else:  # certain drafts: right for greedy decoding, and lossless for sampling too
             proposal = Proposal(drafter.draft(self._anchor(), count))
+        start_on_gpu([proposal.ids])
         self.phases.mark("draft", [proposal.ids])
         return proposal
 
     def verify(self, proposal: Proposal | None) -> Verified:
         """One target forward over the anchor and the drafts, and the round's one device sync."""
-        validate_absolute_boundary(self.cache, self.position)
+        validate_absolute_boundary(self.cache, self.position + self.ahead.rows)
+        if self.pipelined:
+            step = self.ahead.step(self._anchor(), more=self.emitter.remaining > 1)
+            self.stats.target_passes += 1
+            self.phases.mark("verify", [step.choices])
+            return Verified(step.row_ids, step.result, [], read_ids(step.choices))
         row_ids = self._anchor()
         if proposal is not None:
             # A draft outside the vocabulary is fed as a legal id and can never be accepted.
@@ -202,6 +218,10 @@ class Generation:
         self.target.rollback(self.cache, verified.result.tape, keep, rows - keep)
         self.contexts.observe(self.position, verified.row_ids[:keep], verified.result, active=route)
         before, self.position = self.position, self.position + keep
+        if self.emitter.reason is not None:
+            self.ahead.drop()
+        if verified.drafts:
+            start_on_gpu([*cache_arrays(self.cache), *self.contexts.state()])
         self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])
         if self.position // CLEAR_CACHE_EVERY_TOKENS > before // CLEAR_CACHE_EVERY_TOKENS:
             mx.clear_cache()

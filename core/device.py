@@ -19,6 +19,12 @@ def start_eval(arrays: Sequence[mx.array]) -> None:
     queue(list(arrays))
 
 
+def start_on_gpu(arrays: Sequence[mx.array]) -> None:
+    """start_eval where there is a GPU that would wait otherwise; the CPU has nothing to gain."""
+    if not on_cpu():
+        start_eval(arrays)
+
+
 def read_ids(ids: mx.array) -> list[int]:
     """A vector of ids as Python ints; waits for the device."""
     return cast(list[int], ids.tolist())

@@ -13,6 +13,8 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model, load_tokenizer
 
 from .config import TargetConfig, read_target_config
+from .cuda.backbone import fused_backbone
+from .cuda.check import probe_fused
 from .device import on_cpu
 from .errors import (
     CheckpointError,
@@ -79,6 +81,9 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
     eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
     target = Target(backbone, replace(config, eos_ids=eos_ids))
     probe_forward(target)
+    if (kernels := fused_backbone(backbone)) is not None:
+        plain, target = target, Target(kernels, config)
+        probe_fused(plain, target)
     return LoadedTarget(target, tokenizer)
 
 

@@ -6,13 +6,17 @@ fails leaves the caches bitwise as they were.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+
 from .caches import offset_of
 from .errors import RollbackError
-from .gdn import GdnTape, replay
+
+ReplayLayers = Callable[[Sequence[Any], int], list[tuple[mx.array, mx.array] | None]]
+"""(tapes per layer, rows to keep) -> per layer (window, state)."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Tape:
 
     rows: int
     offset_init: int
-    layers: tuple[GdnTape | None, ...]
+    layers: tuple[Any, ...]
 
 
 def check_counts(n_accepted: int, kv_rollback: int) -> None:
@@ -42,11 +46,13 @@ def replay_tape(
     tape: Tape,
     n_accepted: int,
     kv_rollback: int,
+    replay_layers: ReplayLayers,
 ) -> None:
     """Leave `cache` as if only the block's first `n_accepted` rows had been fed.
 
     gdn_layers: the target's GDN module per layer, None for attention. kv_rollback: rows to drop,
-    so that n_accepted + kv_rollback is the block. Raises RollbackError, with nothing changed.
+    so that n_accepted + kv_rollback is the block. replay_layers: the backbone's own replay.
+    Raises RollbackError, with nothing changed.
     """
     check_counts(n_accepted, kv_rollback)
     if not len(gdn_layers) == len(cache) == len(tape.layers):
@@ -65,10 +71,7 @@ def replay_tape(
         _check_layer(index, layer, entry, record, tape, kv_rollback)
     if kv_rollback == 0:
         return
-    restored = [
-        None if record is None else replay(layer, record, n_accepted)
-        for layer, record in zip(gdn_layers, tape.layers, strict=True)
-    ]
+    restored = replay_layers(tape.layers, n_accepted)
     for entry, arrays in zip(cache, restored, strict=True):  # nothing below can fail
         if arrays is None:
             entry.trim(kv_rollback)
@@ -78,7 +81,12 @@ def replay_tape(
 
 
 def _check_layer(
-    index: int, layer: Any | None, entry: Any, record: GdnTape | None, tape: Tape, kv_rollback: int
+    index: int,
+    layer: Any | None,
+    entry: Any,
+    record: Any | None,
+    tape: Tape,
+    kv_rollback: int,
 ) -> None:
     if layer is None and record is not None:
         raise RollbackError(f"attention layer {index} has a rollback tape; only GDN layers do")

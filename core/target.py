@@ -110,7 +110,7 @@ class Target:
         """
         self._require_hybrid("replay_tape_rollback")
         require_list_kind(cache, "Hybrid")
-        replay_tape(self._gdn_layers, cache, tape, n_accepted, kv_rollback)
+        replay_tape(self._gdn_layers, cache, tape, n_accepted, kv_rollback, self.backbone.replay)
 
     def verify_rows(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int]

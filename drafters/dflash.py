@@ -12,11 +12,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..core.choose import Draws
+from ..core.cuda.kernels import MAX_ROWS
 from ..core.drafter import TargetRows
 from ..core.options import Block, GenerateOptions, resolve_block
 from ..core.sampling import Proposal
 from .config import DrafterConfig
 from .context import ContextBuffer
+from .cuda.fused import FusedDraft, can_fuse
 from .layers import CandidateSelector, Layer, Layer2
 
 
@@ -58,6 +60,9 @@ class DFlashDrafter:
         self._dtype: mx.Dtype = model.norm.weight.dtype
         self._position = 0
         self._buffers: list[ContextBuffer] = []
+        self._fused: FusedDraft | None = None
+        if can_fuse(model, config):
+            self._fused = FusedDraft(model, config, ends.embed_token_ids, self.block_logits, rope)
         self.reset(0)
 
     @property
@@ -108,6 +113,10 @@ class DFlashDrafter:
     def observe(self, rows: TargetRows) -> None:
         """Project the taps of committed rows into every layer's context (R7, R12)."""
         assert rows.taps is not None and rows.position == self._position
+        if self._fused is not None and rows.taps.shape[1] <= MAX_ROWS:
+            self._fused.observe(rows.taps, self._position, self._buffers)
+            self._position += rows.taps.shape[1]
+            return
         fused = self.model.hidden_norm(self.model.fc(rows.taps.astype(self._dtype)))
         for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
             buffer.append(*layer.self_attn.keys_values(fused, self._rope, self._position))
@@ -126,6 +135,8 @@ class DFlashDrafter:
 
     def draft(self, anchor: mx.array, count: int) -> mx.array:
         """Block = [anchor, mask x count] in one forward; drafts come from the mask rows."""
+        if self._fused is not None and count < MAX_ROWS:
+            return self._fused.draft(anchor, count, self._position, self._buffers)
         hidden = self.block_hidden(anchor, count)
         logits = self.block_logits(hidden)
         if self.config.selector is None:

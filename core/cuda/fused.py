@@ -1,0 +1,256 @@
+"""A hybrid target's decoder over few rows, with fused kernels and few launches.
+
+The layers between two attention calls form one segment, traced once for each row count and
+replayed by `mx.compile`, so that the host does not rebuild a thousand operations a pass. What
+depends on the number of keys, attention and its cache, stays outside. One sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
+
+from .attention import attend, prepare
+from .ops import OpKernels
+
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class FusedTape:
+    """What a verified block fed to one layer's recurrence, before the convolution.
+
+    qkv: (1, T, channels); a, b: (1, T, value heads); window_in, state_in: the cache before the
+    block; conv_out, state_out: what the block left there.
+    """
+
+    qkv: mx.array
+    a: mx.array
+    b: mx.array
+    window_in: mx.array
+    state_in: mx.array
+    conv_out: mx.array
+    state_out: mx.array
+
+    @property
+    def rows(self) -> int:
+        """Rows of the block."""
+        return int(self.qkv.shape[1])
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Layers between two attention calls: the end of `before`, whole GDN layers, the beginning of
+    `after`. Indices into the decoder's layers; None at the two ends."""
+
+    before: int | None
+    gdn: tuple[int, ...]
+    after: int | None
+
+
+def split_segments(linear: Sequence[bool]) -> list[Segment]:
+    """Cut the decoder at its attention layers; linear[i] says that layer i is a GDN layer."""
+    segments: list[Segment] = []
+    before: int | None = None
+    gdn: list[int] = []
+    for index, is_linear in enumerate(linear):
+        if is_linear:
+            gdn.append(index)
+            continue
+        segments.append(Segment(before, tuple(gdn), index))
+        before, gdn = index, []
+    segments.append(Segment(before, tuple(gdn), None))
+    return segments
+
+
+class FusedDecoder:
+    """Runs rows through the layers of one hybrid body (layers, norm), and replays a block."""
+
+    def __init__(self, layers: Sequence[Any], norm: Any, kernels: OpKernels, compile: Compile):
+        self.kernels = kernels
+        self._layers = layers
+        self._norm = norm
+        self._segments = split_segments([layer.is_linear for layer in layers])
+        self._compile = compile
+        self._passes = [compile(partial(self._segment, segment)) for segment in self._segments]
+        self._replays: dict[int, Callable[..., Any]] = {}
+
+    def run(
+        self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
+    ) -> tuple[mx.array, list[mx.array], list[FusedTape | None]]:
+        """Embedded rows (1, T, hidden) -> (hidden after the final norm, taps, tapes), as the
+        backbone's own run, and the caches advanced."""
+        rows = hidden.shape[1]
+        outputs: dict[int, mx.array] = {}
+        tapes: list[FusedTape | None] = [None] * len(self._layers)
+        mixed: list[mx.array] = []
+        position = mx.array([self._position(cache)], dtype=mx.int32)
+        for segment, run in zip(self._segments, self._passes, strict=True):
+            states = [
+                self._state(self._layers[index].linear_attn, cache[index], hidden.dtype)
+                for index in segment.gdn
+            ]
+            hidden, after, gdn = run(hidden, mixed, states, position)
+            if segment.before is not None:
+                outputs[segment.before] = gdn[-1][-1]
+            for index, (window_in, state_in), made in zip(segment.gdn, states, gdn, strict=False):
+                qkv, a, b, state, window, out = made
+                outputs[index] = out
+                cache[index][0], cache[index][1] = window, state
+                cache[index].advance(rows)
+                if record:
+                    tapes[index] = FusedTape(qkv, a, b, window_in, state_in, window, state)
+            if segment.after is not None:
+                mixed = self._attend(self._layers[segment.after], after, cache[segment.after])
+        return hidden, [outputs[index] for index in tap_ids], tapes
+
+    def gdn_rows(self, gdn: Any, x: mx.array, entry: Any) -> mx.array:
+        """One GDN module over many normed rows, not traced: (1, T, hidden) -> (1, T, hidden)."""
+        window, state = self._state(gdn, entry, x.dtype)
+        qkv, z, a, b = self._project(gdn, x)
+        y, state, window = self.kernels.gdn(gdn, qkv, window, a, b, state)
+        entry[0], entry[1] = window, state
+        entry.advance(x.shape[1])
+        out: mx.array = gdn.out_proj(gdn.norm(y, z).reshape(1, x.shape[1], -1))
+        return out
+
+    def replay(self, tapes: Sequence[FusedTape | None], keep: int) -> list[Any]:
+        """Per layer (window, state) as if only the first `keep` rows had been fed, None for
+        attention layers; bitwise what feeding them gives."""
+        if keep not in self._replays:
+            self._replays[keep] = self._compile(partial(self._replay, keep))
+        held = [None if t is None else [t.qkv, t.a, t.b, t.window_in, t.state_in] for t in tapes]
+        present = [index for index, arrays in enumerate(held) if arrays is not None]
+        made = self._replays[keep]([held[index] for index in present])
+        restored: list[Any] = [None] * len(tapes)
+        for index, arrays in zip(present, made, strict=True):
+            restored[index] = tuple(arrays)
+        return restored
+
+    def _replay(self, keep: int, held: list[list[mx.array]]) -> list[list[mx.array]]:
+        gdn = [layer.linear_attn for layer in self._layers if layer.is_linear]
+        made = []
+        for layer, (qkv, a, b, window, state) in zip(gdn, held, strict=True):
+            _, state, window = self.kernels.gdn(
+                layer, qkv[:, :keep], window, a[:, :keep], b[:, :keep], state
+            )
+            made.append([window, state])
+        return made
+
+    def _state(self, layer: Any, entry: Any, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+        """(window, state) of a GDN layer's cache; zeros before the first row."""
+        window, state = entry[0], entry[1]
+        if window is None:
+            window = mx.zeros((1, layer.conv_kernel_size - 1, layer.conv_dim), dtype=dtype)
+        if state is None:
+            shape = (1, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim)
+            state = mx.zeros(shape, dtype=mx.float32)
+        return window, state
+
+    def _position(self, cache: Sequence[Any]) -> int:
+        """Absolute position of the next row, as the attention layers have it."""
+        attention = (s.after for s in self._segments if s.after is not None)
+        index = next(attention, None)
+        return 0 if index is None else int(cache[index].offset)
+
+    def _segment(
+        self,
+        segment: Segment,
+        hidden: mx.array,
+        mixed: list[mx.array],
+        states: list[Any],
+        position: mx.array,
+    ) -> tuple[mx.array, list[mx.array], list[Any]]:
+        """(hidden, what attention needs next, per GDN layer what the cache and tape need); the
+        last entry of the list is the output of `before` where there is one."""
+        made: list[Any] = []
+        first: list[Any] = []
+        if segment.before is not None:
+            layer = self._layers[segment.before]
+            x = mixed[0] if len(mixed) == 1 else mixed[0] * mx.sigmoid(mixed[1])
+            hidden = self._mlp(layer, self.kernels.linear(layer.self_attn.o_proj, x, hidden))
+            first = [[hidden]]
+        for index, (window, state) in zip(segment.gdn, states, strict=True):
+            hidden, arrays = self._gdn(self._layers[index], hidden, window, state)
+            made.append([*arrays, hidden])
+        if segment.after is None:
+            return self._norm(hidden), [], made + first
+        inputs = self._attention_inputs(self._layers[segment.after], hidden, position)
+        return hidden, inputs, made + first
+
+    def _gdn(
+        self, layer: Any, hidden: mx.array, window: mx.array, state: mx.array
+    ) -> tuple[mx.array, list[mx.array]]:
+        gdn, kernels = layer.linear_attn, self.kernels
+        x = layer.input_layernorm(hidden)
+        qkv, z, a, b = self._project(gdn, x)
+        y, state, window = kernels.gdn(gdn, qkv, window, a, b, state)
+        y = kernels.gated_norm(gdn.norm, y, z)
+        hidden = kernels.linear(gdn.out_proj, y.reshape(1, x.shape[1], -1), hidden)
+        return self._mlp(layer, hidden), [qkv, a, b, state, window]
+
+    def _project(self, gdn: Any, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """(qkv, z, a, b) from either layout, as `core/gdn.py` has it."""
+        rows, linear = x.shape[1], self.kernels.linear
+        if hasattr(gdn, "in_proj_qkvz"):
+            q, k, v, z, b, a = gdn.fix_query_key_value_ordering(
+                linear(gdn.in_proj_qkvz, x), linear(gdn.in_proj_ba, x)
+            )
+            flat = [part.reshape(1, rows, -1) for part in (q, k, v)]
+            return mx.concatenate(flat, axis=-1), z, a, b
+        modules = (gdn.in_proj_qkv, gdn.in_proj_z, gdn.in_proj_a, gdn.in_proj_b)
+        qkv, z, a, b = self.kernels.several(modules, x)
+        return qkv, z.reshape(1, rows, gdn.num_v_heads, gdn.head_v_dim), a, b
+
+    def _mlp(self, layer: Any, hidden: mx.array) -> mx.array:
+        x = layer.post_attention_layernorm(hidden)
+        mlp = layer.mlp
+        if not all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj")):
+            mixed: mx.array = hidden + mlp(x)  # a mixture of experts
+            return mixed
+        gated = self.kernels.gated(mlp.gate_proj, mlp.up_proj, x)
+        return self.kernels.linear(mlp.down_proj, gated, hidden)
+
+    def _attention_inputs(self, layer: Any, hidden: mx.array, position: mx.array) -> list[mx.array]:
+        """[queries, keys, values (1, heads, T, D), gate]: with positions and the gate still packed
+        with the queries where attention is fused, else without and (1, T, heads * D)."""
+        attention = layer.self_attn
+        x = layer.input_layernorm(hidden)
+        rows = x.shape[1]
+        modules = (attention.q_proj, attention.k_proj, attention.v_proj)
+        packed, keys, values = self.kernels.several(modules, x)
+        packed = packed.reshape(1, rows, attention.num_attention_heads, -1)
+        keys, values = (
+            array.reshape(1, rows, attention.num_key_value_heads, -1) for array in (keys, values)
+        )
+        if self._is_fused(attention, rows, x.dtype):
+            queries, keys = prepare(attention, attention.rope, packed, keys, position)
+            return [queries, keys, values.transpose(0, 2, 1, 3), packed]
+        queries, gate = mx.split(packed, 2, axis=-1)
+        heads = [attention.q_norm(queries), attention.k_norm(keys), values]
+        return [*(array.transpose(0, 2, 1, 3) for array in heads), gate.reshape(1, rows, -1)]
+
+    def _is_fused(self, attention: Any, rows: int, dtype: mx.Dtype) -> bool:
+        return self.kernels.fits_attention(attention, attention.rope, rows, dtype)
+
+    def _attend(self, layer: Any, inputs: list[mx.array], entry: Any) -> list[mx.array]:
+        """Append to the cache and attend: [output (1, T, heads * D)], then its gate where that is
+        not applied yet."""
+        queries, keys, values, gate = inputs
+        attention, rows = layer.self_attn, queries.shape[2]
+        if self._is_fused(attention, rows, queries.dtype):
+            keys, values = entry.update_and_fetch(keys, values)
+            return [attend(queries, keys, values, attention.scale, gate=gate)]
+        mask = create_attention_mask(gate, entry)
+        queries = attention.rope(queries, offset=entry.offset)
+        keys = attention.rope(keys, offset=entry.offset)
+        keys, values = entry.update_and_fetch(keys, values)
+        out: mx.array = scaled_dot_product_attention(
+            queries, keys, values, cache=entry, scale=attention.scale, mask=mask
+        )
+        return [out.transpose(0, 2, 1, 3).reshape(1, rows, -1), gate]

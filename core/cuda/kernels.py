@@ -1,0 +1,189 @@
+"""The fused kernels as functions of mlx-lm's modules; what does not fit goes to MLX's operations.
+
+Every one is bitwise independent of its neighbours: T rows give what T calls of one row give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from . import sources
+from .attention import fits_heads
+from .ops import OpKernels
+
+MAX_ROWS = 16
+"""Rows of the narrow matmul; wider ones are MLX's."""
+WIDE_BLOCKS = 264
+"""Two blocks for each of Hopper's multiprocessors: with fewer, a block takes one tile of 16."""
+
+
+def cuda_in_use() -> bool:
+    """True where MLX computes on an NVIDIA GPU."""
+    return bool(mx.default_device() == mx.gpu and mx.cuda.is_available())
+
+
+def fits_linear(module: Any, rows: int) -> bool:
+    """True for a bfloat16 layer without bias, dense or affine 4-bit, whose sizes divide evenly."""
+    if rows > MAX_ROWS or "bias" in module:
+        return False
+    if isinstance(module, nn.Linear | nn.Embedding):
+        outputs, inputs = module.weight.shape
+        return bool(module.weight.dtype == mx.bfloat16 and outputs % 16 == 0 and inputs % 32 == 0)
+    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+        outputs, words = module.weight.shape
+        affine = module.bits == 4 and module.mode == "affine" and module.group_size in (32, 64, 128)
+        return bool(
+            affine and module.scales.dtype == mx.bfloat16 and outputs % 16 == 0 and words % 16 == 0
+        )
+    return False
+
+
+def fits_gdn(layer: Any, qkv: mx.array) -> bool:
+    """True for head sizes in 32s and one float type throughout."""
+    dtypes = {qkv.dtype, layer.conv1d.weight.dtype, layer.dt_bias.dtype}
+    return bool(
+        len(dtypes) == 1
+        and qkv.dtype in (mx.bfloat16, mx.float32)
+        and layer.head_k_dim % 32 == 0
+        and layer.head_k_dim <= 256
+        and layer.head_v_dim % 32 == 0
+        and "bias" not in layer.conv1d
+    )
+
+
+def _weights(module: Any) -> tuple[list[mx.array], list[tuple[str, Any]]]:
+    """A layer's arrays in the kernel's order, and its template arguments."""
+    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+        return [module.weight, module.scales, module.biases], [("GROUP", module.group_size)]
+    return [module.weight], []
+
+
+class CudaKernels(OpKernels):
+    """OpKernels with every call that fits on a fused kernel."""
+
+    def linear(self, module: Any, x: mx.array, residual: mx.array | None = None) -> mx.array:
+        rows = x.shape[-2]
+        if x.dtype != mx.bfloat16 or not fits_linear(module, rows):
+            return super().linear(module, x, residual)
+        arrays, template = _weights(module)
+        outputs = module.weight.shape[0]
+        tiles = 2 if outputs % 32 == 0 and outputs // 32 >= WIDE_BLOCKS else 1
+        extra = [] if residual is None else [residual.reshape(rows, outputs)]
+        kernel = sources.linear_kernel(len(arrays) > 1, residual is not None)
+        (out,) = kernel(
+            inputs=[x.reshape(rows, -1), *arrays, *extra],
+            template=[("RT", tiles), ("MT", _row_tiles(rows)), *template],
+            grid=(outputs // (16 * tiles) * sources.THREADS, 1, 1),
+            threadgroup=(sources.THREADS, 1, 1),
+            output_shapes=[(rows, outputs)],
+            output_dtypes=[mx.bfloat16],
+        )
+        result: mx.array = out.reshape(*x.shape[:-1], outputs)
+        return result
+
+    def several(self, modules: Sequence[Any], x: mx.array) -> list[mx.array]:
+        rows = x.shape[-2]
+        fit = x.dtype == mx.bfloat16 and all(fits_linear(module, rows) for module in modules)
+        parts = [_weights(module) for module in modules] if fit else []
+        if not fit or any(template != parts[0][1] for _, template in parts):
+            return super().several(modules, x)
+        quantized = len(parts[0][0]) > 1
+        outputs = [module.weight.shape[0] for module in modules]
+        made = sources.several_kernel(quantized, len(modules))(
+            inputs=[x.reshape(rows, -1), *(array for arrays, _ in parts for array in arrays)],
+            template=[("MT", _row_tiles(rows)), *parts[0][1]],
+            grid=(sum(outputs) // 16 * sources.THREADS, 1, 1),
+            threadgroup=(sources.THREADS, 1, 1),
+            output_shapes=[(rows, count) for count in outputs],
+            output_dtypes=[mx.bfloat16] * len(outputs),
+        )
+        return [out.reshape(*x.shape[:-1], out.shape[-1]) for out in made]
+
+    def fits_attention(self, attention: Any, rope: Any, rows: int, dtype: mx.Dtype) -> bool:
+        return fits_heads(attention, rope, rows) and dtype == mx.bfloat16
+
+    def gated(self, gate: Any, up: Any, x: mx.array) -> mx.array:
+        rows = x.shape[-2]
+        same = type(gate) is type(up) and gate.weight.shape == up.weight.shape
+        fit = same and fits_linear(gate, rows) and fits_linear(up, rows)
+        if not fit or x.dtype != mx.bfloat16 or _weights(gate)[1] != _weights(up)[1]:
+            return super().gated(gate, up, x)
+        arrays, template = _weights(gate)
+        outputs = gate.weight.shape[0]
+        (out,) = sources.gated_kernel(len(arrays) > 1)(
+            inputs=[x.reshape(rows, -1), *arrays, *_weights(up)[0]],
+            template=[("MT", _row_tiles(rows)), *template],
+            grid=(outputs // 16 * sources.THREADS, 1, 1),
+            threadgroup=(sources.THREADS, 1, 1),
+            output_shapes=[(rows, outputs)],
+            output_dtypes=[mx.bfloat16],
+        )
+        result: mx.array = out.reshape(*x.shape[:-1], outputs)
+        return result
+
+    def gdn(
+        self,
+        layer: Any,
+        qkv: mx.array,
+        window: mx.array,
+        a: mx.array,
+        b: mx.array,
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        if not fits_gdn(layer, qkv):
+            return super().gdn(layer, qkv, window, a, b, state)
+        heads, value_dim = layer.num_v_heads, layer.head_v_dim
+        y, state, window = sources.gdn_kernel()(
+            inputs=[
+                qkv,
+                window,
+                layer.conv1d.weight,
+                a,
+                b,
+                layer.A_log.astype(mx.float32),
+                layer.dt_bias,
+                state,
+            ],
+            template=[
+                ("In", qkv.dtype),
+                ("Hk", layer.num_k_heads),
+                ("Hv", heads),
+                ("Dk", layer.head_k_dim),
+                ("Dv", value_dim),
+                ("KS", layer.conv_kernel_size),
+            ],
+            grid=(heads * (value_dim // 32) * sources.THREADS, 1, 1),
+            threadgroup=(sources.THREADS, 1, 1),
+            output_shapes=[(1, qkv.shape[1], heads, value_dim), state.shape, window.shape],
+            output_dtypes=[qkv.dtype, mx.float32, qkv.dtype],
+        )
+        return y, state, window
+
+    def gated_norm(self, norm: Any, y: mx.array, z: mx.array) -> mx.array:
+        _, rows, heads, dim = y.shape
+        fit = dim % 32 == 0 and norm.weight.dtype == y.dtype == z.dtype
+        if not fit or y.dtype not in (mx.bfloat16, mx.float32):
+            return super().gated_norm(norm, y, z)
+        (out,) = sources.norm_kernel()(
+            inputs=[
+                y.reshape(rows, heads, dim),
+                norm.weight,
+                z.reshape(rows, heads, dim),
+                mx.array([norm.eps], dtype=mx.float32),
+            ],
+            template=[("In", y.dtype), ("D", dim)],
+            grid=(-(-rows * heads // 8) * sources.THREADS, 1, 1),
+            threadgroup=(sources.THREADS, 1, 1),
+            output_shapes=[y.shape],
+            output_dtypes=[y.dtype],
+        )
+        result: mx.array = out
+        return result
+
+
+def _row_tiles(rows: int) -> int:
+    return 1 if rows <= 8 else 2

@@ -1,0 +1,67 @@
+"""What the fused kernels compute, in MLX's own operations: their reference, and the fall-back for
+shapes and types that they do not take. The arithmetic is mlx-lm's, operation by operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.activations import swiglu
+from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
+
+
+class OpKernels:
+    """The interface of CudaKernels without CUDA. T = rows, at most what the caller gives."""
+
+    def linear(self, module: Any, x: mx.array, residual: mx.array | None = None) -> mx.array:
+        """(1, T, K) -> (1, T, N), plus the residual where there is one; an embedding is a head."""
+        tied = isinstance(module, nn.Embedding | nn.QuantizedEmbedding)
+        y: mx.array = module.as_linear(x) if tied else module(x)
+        return y if residual is None else residual + y
+
+    def several(self, modules: Sequence[Any], x: mx.array) -> list[mx.array]:
+        """Every layer's output for the same x."""
+        return [self.linear(module, x) for module in modules]
+
+    def fits_attention(self, attention: Any, rope: Any, rows: int, dtype: mx.Dtype) -> bool:
+        """Whether `prepare` and `attend` take this attention; plain operations never need them."""
+        return False
+
+    def gated(self, gate: Any, up: Any, x: mx.array) -> mx.array:
+        """silu(gate(x)) * up(x)."""
+        product: mx.array = swiglu(gate(x), up(x))
+        return product
+
+    def gdn(
+        self,
+        layer: Any,
+        qkv: mx.array,
+        window: mx.array,
+        a: mx.array,
+        b: mx.array,
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """(y (1, T, Hv, Dv), state, window) of one layer between its projections.
+
+        qkv: (1, T, channels) before the convolution; window: (1, kernel - 1, channels) before it.
+        """
+        rows = qkv.shape[1]
+        conv_input = mx.concatenate([window, qkv], axis=1)
+        mixed = nn.silu(layer.conv1d(conv_input))
+        q, k, v = mx.split(mixed, [layer.key_dim, 2 * layer.key_dim], axis=-1)
+        q = q.reshape(1, rows, layer.num_k_heads, layer.head_k_dim)
+        k = k.reshape(1, rows, layer.num_k_heads, layer.head_k_dim)
+        v = v.reshape(1, rows, layer.num_v_heads, layer.head_v_dim)
+        q, k = normalize_qk(q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6)
+        y, state = gated_delta_update(
+            q, k, v, a, b, layer.A_log, layer.dt_bias, state, None, use_kernel=not layer.training
+        )
+        return y, state, mx.contiguous(conv_input[:, -(layer.conv_kernel_size - 1) :])
+
+    def gated_norm(self, norm: Any, y: mx.array, z: mx.array) -> mx.array:
+        """The layer's output norm, gated by z."""
+        normed: mx.array = norm(y, z)
+        return normed

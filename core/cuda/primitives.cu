@@ -1,0 +1,60 @@
+// What the kernels below ask of the machine: a streaming load, one matrix step, four-bit weights.
+
+namespace dflash {
+
+using bf16 = __nv_bfloat16;
+
+constexpr int kWarps = 8;  // warps of a block; they share out the sum over k
+
+// 16 bytes that are read once: kept out of the L1, where the activations live. Volatile, so that
+// the loads of a step stay ahead of its arithmetic.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(address));
+  return v;
+}
+
+// 16 bytes that other warps read too.
+__device__ __forceinline__ uint4 load_shared_line(const void* address) {
+  return __ldg(reinterpret_cast<const uint4*>(address));
+}
+
+// c (16 x 8) += a (16 x 16) * b (16 x 8): bfloat16 in, float32 out, one warp.
+__device__ __forceinline__ void matrix_step(
+    float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Nibbles 0 and 4 of `word` as the bfloat16 pair q * scale + bias, rounded once.
+// 0x4300 | q is the bfloat16 number 128 + q, so that q itself is exact.
+__device__ __forceinline__ unsigned dequantize(
+    unsigned word, __nv_bfloat162 scale, __nv_bfloat162 bias) {
+  const unsigned shifted = (word & 0x000F000Fu) | 0x43004300u;
+  const __nv_bfloat162 number = *reinterpret_cast<const __nv_bfloat162*>(&shifted);
+  const __nv_bfloat162 q = __hsub2(number, __float2bfloat162_rn(128.0f));
+  const __nv_bfloat162 w = __hfma2(q, scale, bias);
+  return *reinterpret_cast<const unsigned*>(&w);
+}
+
+// The low (or high) halves of a and b side by side.
+__device__ __forceinline__ unsigned low_halves(unsigned a, unsigned b) {
+  return __byte_perm(a, b, 0x5410);
+}
+__device__ __forceinline__ unsigned high_halves(unsigned a, unsigned b) {
+  return __byte_perm(a, b, 0x7632);
+}
+
+__device__ __forceinline__ int warp_xor(int value, int mask) {
+  return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
+}
+__device__ __forceinline__ float warp_xor(float value, int mask) {
+  return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
+}
+
+}  // namespace dflash

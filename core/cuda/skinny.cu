@@ -1,0 +1,229 @@
+// y = x w^T for at most 16 rows of x, every weight read once.
+//
+// x (M, K) bfloat16; w (N, K) bfloat16, or 4-bit with a scale and a bias per GROUP weights.
+// A block computes RT tiles of 16 outputs for MT tiles of 8 rows; its 8 warps share out k and are
+// summed in a fixed order. The arithmetic of a row depends neither on its neighbours nor on M.
+// Inside a step k is permuted alike for w and x, so that a thread reads 16 bytes in one piece.
+
+namespace dflash {
+
+template <int RT, int MT>
+struct Sums {
+  float c[RT][MT][4];
+
+  __device__ __forceinline__ Sums() {
+#pragma unroll
+    for (int r = 0; r < RT; ++r)
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[r][m][i] = 0.0f;
+  }
+};
+
+// A bfloat16 weight matrix, from a tile's first row on.
+struct Dense {
+  const bf16* w;
+
+  template <int RT, int MT>
+  struct Stage {  // what one round of loads brings: U steps of 32 k
+    static constexpr int U = RT * MT > 1 ? 2 : 4;
+    static constexpr int kStep = 32;
+    uint4 a[U][RT][2], b[U][MT];
+
+    __device__ __forceinline__ void load(
+        const Dense (&tiles)[RT], const bf16* x, int M, int K, int first) {
+      const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, steps = K / kStep;
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const int step = first + u * kWarps;
+        const size_t k = size_t(step < steps ? step : first) * kStep + t * 8;
+#pragma unroll
+        for (int r = 0; r < RT; ++r)
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            a[u][r][h] = load_once(tiles[r].w + size_t(g + 8 * h) * K + k);
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+          b[u][m] = step < steps && m * 8 + g < M
+              ? load_shared_line(x + size_t(m * 8 + g) * K + k)
+              : make_uint4(0, 0, 0, 0);
+      }
+    }
+
+    __device__ __forceinline__ void add(
+        Sums<RT, MT>& sums, const bf16* x, int M, int K, int first) const {
+#pragma unroll
+      for (int u = 0; u < U; ++u)
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+          for (int r = 0; r < RT; ++r) {
+            const uint4 p = a[u][r][0], q = a[u][r][1], v = b[u][m];
+            matrix_step(sums.c[r][m], p.x, q.x, p.y, q.y, v.x, v.y);
+            matrix_step(sums.c[r][m], p.z, q.z, p.w, q.w, v.z, v.w);
+          }
+    }
+  };
+};
+
+// A 4-bit weight matrix: eight k a word, lowest nibble first.
+template <int GROUP>
+struct Quantized {
+  const unsigned* w;
+  const bf16* scales;
+  const bf16* biases;
+
+  template <int RT, int MT>
+  struct Stage {
+    static constexpr int U = RT > 1 ? 1 : 2;
+    static constexpr int kStep = 128;
+    uint4 a[U][RT][2];
+    bf16 scale[U][RT][2], bias[U][RT][2];
+
+    __device__ __forceinline__ void load(
+        const Quantized (&tiles)[RT], const bf16* x, int M, int K, int first) {
+      const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, steps = K / kStep;
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const int step = first + u * kWarps;
+        const int k = (step < steps ? step : first) * kStep + t * 32;
+#pragma unroll
+        for (int r = 0; r < RT; ++r)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const size_t row = g + 8 * h, group = row * (K / GROUP) + k / GROUP;
+            a[u][r][h] = load_once(tiles[r].w + row * (K / 8) + k / 8);
+            scale[u][r][h] = tiles[r].scales[group];
+            bias[u][r][h] = tiles[r].biases[group];
+          }
+      }
+    }
+
+    __device__ __forceinline__ void add(
+        Sums<RT, MT>& sums, const bf16* x, int M, int K, int first) const {
+      const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, steps = K / kStep;
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const int step = first + u * kWarps;
+        const size_t k = size_t(step) * kStep + t * 32;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          unsigned b[MT][4];
+#pragma unroll
+          for (int m = 0; m < MT; ++m) {
+            const uint4 v = step < steps && m * 8 + g < M
+                ? load_shared_line(x + size_t(m * 8 + g) * K + k + 8 * j)
+                : make_uint4(0, 0, 0, 0);
+            b[m][0] = low_halves(v.x, v.z);
+            b[m][1] = high_halves(v.x, v.z);
+            b[m][2] = low_halves(v.y, v.w);
+            b[m][3] = high_halves(v.y, v.w);
+          }
+#pragma unroll
+          for (int r = 0; r < RT; ++r) {
+            unsigned w[2][4];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const uint4 four = a[u][r][h];
+              const unsigned word = j == 0 ? four.x : j == 1 ? four.y : j == 2 ? four.z : four.w;
+#pragma unroll
+              for (int i = 0; i < 4; ++i)
+                w[h][i] = dequantize(
+                    word >> (4 * i), __bfloat162bfloat162(scale[u][r][h]),
+                    __bfloat162bfloat162(bias[u][r][h]));
+            }
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+              matrix_step(sums.c[r][m], w[0][0], w[1][0], w[0][1], w[1][1], b[m][0], b[m][1]);
+              matrix_step(sums.c[r][m], w[0][2], w[1][2], w[0][3], w[1][3], b[m][2], b[m][3]);
+            }
+          }
+        }
+      }
+    }
+  };
+};
+
+// This warp's share of k, the loads of the next round under way during the arithmetic of this one.
+template <int RT, int MT, typename Weights>
+__device__ __forceinline__ void accumulate(
+    Sums<RT, MT>& sums, const Weights (&tiles)[RT], const bf16* x, int M, int K) {
+  using Stage = typename Weights::template Stage<RT, MT>;
+  const int steps = K / Stage::kStep, stride = kWarps * Stage::U;
+  Stage stages[2];
+  int first = threadIdx.x / 32;
+  if (first < steps) stages[0].load(tiles, x, M, K, first);
+  while (first < steps) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      if (first + stride < steps) stages[1 - s].load(tiles, x, M, K, first + stride);
+      if (first < steps) stages[s].add(sums, x, M, K, first);
+      first += stride;
+    }
+  }
+}
+
+// The warps' sums of a block, and their total in the order of the warps.
+template <int RT, int MT>
+struct Block {
+  float part[kWarps][RT * 16][MT * 8];
+
+  __device__ __forceinline__ void put(const Sums<RT, MT>& sums) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < RT; ++r)
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          part[warp][r * 16 + g + 8 * (i / 2)][m * 8 + 2 * t + i % 2] = sums.c[r][m][i];
+  }
+
+  __device__ __forceinline__ float total(int output, int row) const {
+    float sum = part[0][output][row];
+#pragma unroll
+    for (int warp = 1; warp < kWarps; ++warp) sum += part[warp][output][row];
+    return sum;
+  }
+};
+
+// out (M, N) = x w^T, plus `residual` (M, N) where there is one: the outputs from `first` on,
+// whose weights are in `tiles`.
+template <int RT, int MT, typename Weights>
+__device__ __forceinline__ void project(
+    const Weights (&tiles)[RT], const bf16* x, const bf16* residual, bf16* out, int M, int N,
+    int K, int first) {
+  __shared__ Block<RT, MT> block;
+  Sums<RT, MT> sums;
+  accumulate(sums, tiles, x, M, K);
+  block.put(sums);
+  __syncthreads();
+  for (int i = threadIdx.x; i < RT * 16 * M; i += kWarps * 32) {
+    const int output = i % (RT * 16), row = i / (RT * 16);
+    const size_t at = size_t(row) * N + first + output;
+    const bf16 y = bf16(block.total(output, row));
+    out[at] = residual ? bf16(float(residual[at]) + float(y)) : y;
+  }
+}
+
+// out (M, N) = silu(x gate^T) * (x up^T), rounded where the separate operations round.
+template <int MT, typename Weights>
+__device__ __forceinline__ void gated(
+    const Weights (&tiles)[2], const bf16* x, bf16* out, int M, int N, int K) {
+  __shared__ Block<2, MT> block;
+  Sums<2, MT> sums;
+  accumulate(sums, tiles, x, M, K);
+  block.put(sums);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 16 * M; i += kWarps * 32) {
+    const int output = i % 16, row = i / 16;
+    const float gate = float(bf16(block.total(output, row)));
+    const float up = float(bf16(block.total(16 + output, row)));
+    const float sigmoid = float(bf16(1.0f / (1.0f + expf(-gate))));
+    const float silu = float(bf16(gate * sigmoid));
+    out[size_t(row) * N + size_t(blockIdx.x) * 16 + output] = bf16(silu * up);
+  }
+}
+
+}  // namespace dflash

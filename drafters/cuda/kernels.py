@@ -1,0 +1,135 @@
+"""What a DFlash2 draft does between its projections, one launch each (`draft.cu`)."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...core.cuda.sources import THREADS, make
+from ..layers import CandidateSelector, GroupedDynamicConv
+
+TEXT = Path(__file__).resolve().parent / "draft.cu"
+TOP = 16
+"""Candidates a row that the selector kernels are written for: published drafters have 16."""
+HELD = 32
+"""Logits a thread holds while it looks for the largest."""
+
+ROW_NORM = "dflash::row_norm<In>(x, weight, out, int(x_shape[1]), eps[0]);"
+CONVOLVE = """
+  dflash::convolve<In, Out>(
+      x, deltas, base, RESIDUAL, out, int(x_shape[0]), int(x_shape[1]), int(base_shape[1]), G,
+      PLANE);
+"""
+TOP_FIRST = """
+  dflash::top<In, 16, PER>(
+      logits, nullptr, values, ids, int(logits_shape[1]), int(gridDim.x) / int(logits_shape[0]));
+"""
+TOP_MERGE = "dflash::top<float, 16, PER>(some, names, values, ids, int(some_shape[1]), 1);"
+WALK = """
+  dflash::walk<In, 16>(
+      unary, candidates, projected, predecessors, successors, anchor, out,
+      int(projected_shape[0]), int(projected_shape[1]));
+"""
+
+
+@cache
+def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str) -> Any:
+    text = TEXT.read_text(encoding="utf-8")
+    return make(name, list(inputs), list(outputs), body, text=text)
+
+
+def row_norm(residual: mx.array, norm: Any) -> mx.array:
+    """RMS norm of the float32 residual (1, T, D), in the weights' dtype from here on."""
+    _, rows, width = residual.shape
+    dtype = norm.weight.dtype
+    kernel = _kernel("row_norm", ("x", "weight", "eps"), ("out",), ROW_NORM)
+    (out,) = kernel(
+        inputs=[residual[0], norm.weight, mx.array([norm.eps], dtype=mx.float32)],
+        template=[("In", dtype)],
+        grid=(rows * THREADS, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        output_shapes=[(1, rows, width)],
+        output_dtypes=[dtype],
+    )
+    result: mx.array = out
+    return result
+
+
+def convolve(
+    conv: GroupedDynamicConv,
+    x: mx.array,
+    deltas: mx.array,
+    plane: int,
+    residual: mx.array | None = None,
+) -> mx.array:
+    """The dynamic convolution of x (1, T, D); with a residual, residual + it, in float32."""
+    _, rows, width = x.shape
+    out_dtype = x.dtype if residual is None else mx.float32
+    name, extra = ("conv", ()) if residual is None else ("conv_add", ("residual",))
+    body = CONVOLVE.replace("RESIDUAL", "nullptr" if residual is None else "residual")
+    kernel = _kernel(name, ("x", "deltas", "base", *extra), ("out",), body)
+    (out,) = kernel(
+        inputs=[x[0], deltas, conv.base_kernel, *([] if residual is None else [residual[0]])],
+        template=[("In", x.dtype), ("Out", out_dtype), ("G", conv.groups), ("PLANE", plane)],
+        grid=(-(-rows * width // THREADS) * THREADS, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        output_shapes=[(1, rows, width)],
+        output_dtypes=[out_dtype],
+    )
+    result: mx.array = out
+    return result
+
+
+def top_candidates(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """logits (T, V) -> (logits (T, 16) float32, ids (T, 16) int32), the largest first."""
+    rows, vocab = logits.shape
+    parts = -(-vocab // (HELD * THREADS))
+    first = _kernel("top_first", ("logits",), ("values", "ids"), TOP_FIRST)
+    some, names = first(
+        inputs=[logits],
+        template=[("In", logits.dtype), ("PER", HELD)],
+        grid=(rows * parts * THREADS, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        output_shapes=[(rows, parts * TOP)] * 2,
+        output_dtypes=[mx.float32, mx.int32],
+    )
+    if parts == 1:
+        return some, names
+    merge = _kernel("top_merge", ("some", "names"), ("values", "ids"), TOP_MERGE)
+    values, ids = merge(
+        inputs=[some, names],
+        template=[("PER", -(-parts * TOP // THREADS))],
+        grid=(rows * THREADS, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        output_shapes=[(rows, TOP)] * 2,
+        output_dtypes=[mx.float32, mx.int32],
+    )
+    return values, ids
+
+
+def walk(
+    selector: CandidateSelector, projected: mx.array, logits: mx.array, anchor: mx.array
+) -> mx.array:
+    """The selector's path: projected (T, rank), logits (T, V), anchor (1,) -> ids (T,)."""
+    unary, candidates = top_candidates(logits)
+    names = ("unary", "candidates", "projected", "predecessors", "successors", "anchor")
+    (out,) = _kernel("walk", names, ("out",), WALK)(
+        inputs=[
+            unary,
+            candidates,
+            projected,
+            selector.predecessor_codebook,
+            selector.successor_codebook,
+            anchor.astype(mx.int32),
+        ],
+        template=[("In", projected.dtype)],
+        grid=(THREADS, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        output_shapes=[(projected.shape[0],)],
+        output_dtypes=[mx.int32],
+    )
+    result: mx.array = out
+    return result

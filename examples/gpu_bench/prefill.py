@@ -1,0 +1,62 @@
+"""Figure g: prefill speed over mlx-lm's, same chunks, tokens a second.
+
+python examples/gpu_bench/prefill.py --precision bf16 --context 4096
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+from models import bind, make_model
+from results import known_ids, merge, ratios, summarize
+from setting import parse, prompt_ids
+
+from dflash_suite.core.caches import cache_arrays
+
+STEP, RUNS = 2048, 1
+
+
+def main() -> None:
+    """One model, every context asked for."""
+    given = parse(__doc__ or "")
+    model: Any = None
+    for context in given.contexts:
+        case = f"{given.shape}-{given.precision}-{context}"
+        if f"g-{case}" in known_ids(given.file) and not given.force:
+            continue
+        model = model or make_model(given.shape, given.precision)
+        target = bind(model, given.shape)
+        ids = prompt_ids(context, target.config.vocab_size)
+        ours, stock = [], []
+        for turn in range(RUNS + 1):
+            cache, other = target.make_cache(), make_prompt_cache(model)
+            ours.append(seconds(partial(target.forward_with_taps, cache=cache), ids, cache))
+            stock.append(seconds(partial(model, cache=other), ids, other))
+            if turn == 0:
+                ours, stock = [], []
+        merge(
+            given.file,
+            [
+                summarize(f"g-{case}", ratios(stock, ours), 1.0),
+                summarize(f"x-prefill-tokens-sec-{case}", [context / s for s in ours]),
+                summarize(f"x-mlx-lm-prefill-tokens-sec-{case}", [context / s for s in stock]),
+            ],
+        )
+
+
+def seconds(feed: Any, ids: mx.array, cache: Any) -> float:
+    """Time until the caches hold the whole prompt."""
+    mx.synchronize()
+    started = time.perf_counter()
+    for start in range(0, ids.shape[1], STEP):
+        feed(ids[:, start : start + STEP])
+        mx.eval(cache_arrays(cache))
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""results.json as a Markdown table: python examples/gpu_bench/table.py"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from results import FILE
+
+AT_LEAST = ("e-", "f-", "g-")
+"""Figures whose goal is a floor; the others' is a ceiling."""
+
+
+def met(row: dict[str, Any]) -> str:
+    """yes, no, or nothing where there is no goal."""
+    if row["goal"] is None:
+        return ""
+    is_floor = row["id"].startswith(AT_LEAST)
+    return (
+        "yes" if (row["value"] >= row["goal"]) == is_floor or row["value"] == row["goal"] else "no"
+    )
+
+
+def table(file: Path = FILE) -> str:
+    """Figures with a goal first, then the rest."""
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    rows = sorted(document["rows"], key=lambda row: (row["goal"] is None, row["id"]))
+    lines = ["| id | value | low .. high | goal | met |", "| --- | ---: | ---: | ---: | --- |"]
+    for row in rows:
+        goal = "" if row["goal"] is None else f"{row['goal']:g}"
+        spread = f"{row['low']:.4g} .. {row['high']:.4g}"
+        lines.append(f"| `{row['id']}` | {row['value']:.4g} | {spread} | {goal} | {met(row)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,108 @@
+"""The fused decoder's bookkeeping, held on the CPU with plain operations in place of the kernels:
+bitwise the plain backbone's logits, taps, caches and rollbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from tiny import make_target, prompt
+
+from dflash_suite.core.cuda.backbone import FusedBackbone
+from dflash_suite.core.cuda.fused import FusedTape, Segment, split_segments
+from dflash_suite.core.cuda.ops import OpKernels
+from dflash_suite.core.target import Target
+
+TAPS = (0, 3, 5)
+
+
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands for mx.compile, whose CPU build needs a compiler: calls the function as it is."""
+    return function
+
+
+def pair(precision: Any = "float32", layers: int = 6) -> tuple[Target, Target]:
+    """One model behind both backbones; layers 3 attends, 4 and 5 end the decoder."""
+    plain = make_target("hybrid", precision, num_hidden_layers=layers)
+    fused = FusedBackbone(plain.backbone.model, OpKernels(), traced_once)
+    return plain, Target(fused, plain.config)
+
+
+def same_caches(one: list[Any], other: list[Any]) -> None:
+    for index, (a, b) in enumerate(zip(one, other, strict=True)):
+        assert a.offset == b.offset
+        if hasattr(a, "cache"):
+            held = list(zip(a.cache, b.cache, strict=True))
+        else:
+            held = list(zip(a.keys_and_values(), b.keys_and_values(), strict=True))
+        for left, right in held:
+            assert mx.array_equal(left, right), f"layer {index}"
+
+
+def test_segments_are_cut_at_attention() -> None:
+    linear = [True, True, False, True, False, False]
+    assert split_segments(linear) == [
+        Segment(None, (0, 1), 2),
+        Segment(2, (3,), 4),
+        Segment(4, (), 5),
+        Segment(5, (), None),
+    ]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "4bit"])
+def test_passes_are_bitwise_the_plain_backbones(precision: Any) -> None:
+    plain, fused = pair(precision)
+    ids = prompt(30)
+    caches = plain.make_cache(), fused.make_cache()
+    start = 0
+    for rows in (20, 5, 1, 3, 1):  # 20 rows are too many for the fused decoder
+        block = mx.array([ids[start : start + rows]])
+        start += rows
+        results = [
+            t.verify_rows(block, c, TAPS) for t, c in zip((plain, fused), caches, strict=True)
+        ]
+        assert mx.array_equal(results[0].hidden, results[1].hidden)
+        assert results[0].taps is not None and results[1].taps is not None
+        assert mx.array_equal(results[0].taps, results[1].taps)
+        logits = [
+            t.logits_from_hidden(r.hidden) for t, r in zip((plain, fused), results, strict=True)
+        ]
+        assert mx.array_equal(logits[0], logits[1])
+        same_caches(*caches)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 4])
+def test_a_rollback_is_bitwise_what_feeding_the_kept_rows_gives(keep: int) -> None:
+    _, fused = pair()
+    ids = prompt(20)
+    cache, expected = fused.make_cache(), fused.make_cache()
+    for entry in (cache, expected):
+        fused.forward_with_taps(mx.array([ids[:7]]), entry)
+    result = fused.verify_rows(mx.array([ids[7:12]]), cache, ())
+    assert result.tape is not None
+    assert {type(layer) for layer in result.tape.layers} == {FusedTape, type(None)}
+    fused.rollback(cache, result.tape, keep, 5 - keep)
+    fused.forward_with_taps(mx.array([ids[7 : 7 + keep]]), expected)
+    same_caches(cache, expected)
+
+
+def test_a_first_block_without_a_prompt_can_be_rolled_back() -> None:
+    _, fused = pair()
+    ids = prompt(8)
+    cache, expected = fused.make_cache(), fused.make_cache()
+    result = fused.verify_rows(mx.array([ids[:4]]), cache, ())
+    fused.rollback(cache, result.tape, 2, 2)
+    fused.forward_with_taps(mx.array([ids[:2]]), expected)
+    same_caches(cache, expected)
+
+
+def test_a_wide_block_leaves_the_plain_tape_and_rolls_back() -> None:
+    plain, fused = pair()
+    ids = prompt(30)
+    caches = plain.make_cache(), fused.make_cache()
+    for target, cache in zip((plain, fused), caches, strict=True):
+        result = target.verify_rows(mx.array([ids]), cache, ())
+        target.rollback(cache, result.tape, 11, 19)
+    same_caches(*caches)
