@@ -11,8 +11,15 @@ import typer
 from .. import __version__
 from ..core.bench_options import BenchOptions
 from ..core.errors import OptionError
-from ..core.options import SPECULATION_VALUES
-from .params import DrafterBitsOption, DrafterOption, DtypeOption, ModelOption, MtpOption
+from ..core.options import DEFAULT_KERNELS, SPECULATION_VALUES
+from .params import (
+    DrafterBitsOption,
+    DrafterOption,
+    DtypeOption,
+    KernelsOption,
+    ModelOption,
+    MtpOption,
+)
 from .progress import Progress
 from .render import print_note
 
@@ -95,6 +102,7 @@ def bench(
         int, typer.Option("--repeats", min=1, help="Times that every arm answers every prompt.")
     ] = BenchOptions.repeats,
     dtype: DtypeOption = "auto",
+    kernels: KernelsOption = DEFAULT_KERNELS,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")
     ] = False,
@@ -136,7 +144,9 @@ def bench(
     progress = Progress(enabled=not quiet)
     with progress:
         report = progress.report(notes=not quiet)
-        setup = load_arms(specs, model, drafter, mtp, drafter_bits, dtype, progress.say, report)
+        setup = load_arms(
+            specs, model, drafter, mtp, drafter_bits, dtype, kernels, progress.say, report
+        )
         progress.stop()
         for note in () if quiet else setup.target.target.config.repairs.notes:
             print_note(note)

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.options import GenerateOptions, parse_mtp_hidden, parse_speculation
+from ..core.options import (
+    DEFAULT_KERNELS,
+    GenerateOptions,
+    parse_mtp_hidden,
+    parse_speculation,
+)
 from ..core.results import Chunk, PrefillProgress
 from ..core.sampling_options import SamplingOptions
 from .params import (
@@ -19,6 +24,7 @@ from .params import (
     DraftTokensOption,
     DtypeOption,
     GateOption,
+    KernelsOption,
     ModelOption,
     MtpHiddenOption,
     MtpOption,
@@ -102,6 +108,7 @@ def generate(
     logit_bias: LogitBiasOption = None,
     prompt_file: PromptFileOption = None,
     dtype: DtypeOption = "auto",
+    kernels: KernelsOption = DEFAULT_KERNELS,
     prefill_step_size: Annotated[
         int, typer.Option("--prefill-step-size", min=1, help="Prompt tokens a prefill pass.")
     ] = GenerateOptions.prefill_step_size,
@@ -164,6 +171,7 @@ def generate(
             mtp=mtp,
             mtp_hidden=hidden,
             reserve=options.gated,
+            kernels=kernels,
         )
     for note in () if quiet else pair.target.config.repairs.notes:
         print_note(note)

@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from ..core.options import MAX_DRAFT_TOKENS, MTP_HIDDEN_VALUES, SPECULATION_VALUES
+from ..core.options import (
+    KERNELS_VALUES,
+    MAX_DRAFT_TOKENS,
+    MTP_HIDDEN_VALUES,
+    SPECULATION_VALUES,
+)
 
 ModelOption = Annotated[
     str | None,
@@ -58,6 +63,15 @@ DtypeOption = Annotated[
         "--dtype",
         metavar="auto|float32|bfloat16|float16",
         help="Compute precision. auto: float32 on the CPU, the checkpoint's own elsewhere.",
+    ),
+]
+KernelsOption = Annotated[
+    str,
+    typer.Option(
+        "--kernels",
+        metavar="|".join(KERNELS_VALUES),
+        help="fused: the suite's own CUDA kernels for dense hybrid targets. Faster a pass, but MLX "
+        "compiles them anew in every process, about a minute.",
     ),
 ]
 BlockSizeOption = Annotated[

@@ -24,6 +24,7 @@ class Backbone(ABC):
     """The parts of one loaded mlx-lm model that decoding needs."""
 
     cache_kind: CacheKind
+    is_fused = False
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -24,6 +24,7 @@ from .errors import (
 )
 from .families import require_family
 from .hub import resolve_directory as resolve_directory
+from .options import DEFAULT_KERNELS, parse_kernels
 from .probe import probe_forward
 from .safetensors import TARGET_PATTERN, read_headers, shorten, weight_files
 from .target import Target
@@ -54,13 +55,17 @@ def resolve_dtype(name: str) -> mx.Dtype | None:
     return dtype
 
 
-def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
+def load_target(
+    config: TargetConfig, dtype_name: str = "auto", kernels: str = DEFAULT_KERNELS
+) -> LoadedTarget:
     """Load weights and tokenizer, cast to the compute dtype, and probe the forward.
 
-    Raises UnsupportedModel, TensorError or CheckpointError, each naming the file; ProbeFailed
-    where the suite's forward is not mlx-lm's own to the last bit.
+    kernels: `stock`, MLX's and mlx-lm's own, or `fused`, the suite's for CUDA. Raises
+    UnsupportedModel, TensorError or CheckpointError, each naming the file; OptionError for fused
+    kernels where they cannot run; ProbeFailed where the suite's forward is not mlx-lm's own to
+    the last bit, or the fused one not the same up to rounding.
     """
-    dtype = resolve_dtype(dtype_name)
+    dtype, wanted = resolve_dtype(dtype_name), parse_kernels(kernels)
     family = require_family(config.model_type, config.file)
     require_tokenizer(config.path)
     read_headers(weight_files(config.path, TARGET_PATTERN))
@@ -81,10 +86,22 @@ def load_target(config: TargetConfig, dtype_name: str = "auto") -> LoadedTarget:
     eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
     target = Target(backbone, replace(config, eos_ids=eos_ids))
     probe_forward(target)
-    if (kernels := fused_backbone(backbone)) is not None:
-        plain, target = target, Target(kernels, config)
-        probe_fused(plain, target)
+    if wanted == "fused":
+        target = _fused(target)
     return LoadedTarget(target, tokenizer)
+
+
+def _fused(plain: Target) -> Target:
+    """The target over the suite's CUDA kernels, held to the plain one."""
+    backbone = fused_backbone(plain.backbone)
+    if backbone is None:
+        raise OptionError(
+            f"--kernels fused needs MLX on CUDA and a dense hybrid target, not "
+            f"{plain.config.model_type} on this device; leave it out"
+        )
+    target = Target(backbone, plain.config)
+    probe_fused(plain, target)
+    return target
 
 
 def load_lazily(config: TargetConfig) -> Any:

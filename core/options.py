@@ -14,6 +14,11 @@ MtpHidden = Literal["post", "pre"]
 """Which hidden rows feed an MTP head: after the target's final norm, or before it."""
 MTP_HIDDEN_VALUES: tuple[MtpHidden, ...] = get_args(MtpHidden)
 
+Kernels = Literal["stock", "fused"]
+KERNELS_VALUES: tuple[Kernels, ...] = get_args(Kernels)
+DEFAULT_KERNELS: Kernels = "stock"
+"""fused is faster a pass on CUDA, but MLX compiles its kernels anew in every process."""
+
 MAX_DRAFT_TOKENS = 6
 """R17: an MTP head is chained for 1..6 drafts a round."""
 MAX_DEFAULT_BLOCK = 7
@@ -105,6 +110,14 @@ def require_positive(name: str, value: int) -> None:
     """Raise OptionError unless `value` is a positive count."""
     if value < 1:
         raise OptionError(f"{name} must be at least 1, got {value}")
+
+
+def parse_kernels(text: str) -> Kernels:
+    """stock or fused, trimmed and lower-cased."""
+    value = text.strip().lower()
+    if value not in KERNELS_VALUES:
+        raise OptionError(f"kernels '{text}' is unknown (expected {'|'.join(KERNELS_VALUES)})")
+    return value
 
 
 def parse_speculation(text: str | None) -> Speculation:

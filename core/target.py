@@ -41,6 +41,11 @@ class Target:
         self._recurrent = [layer is not None for layer in self._gdn_layers]
 
     @property
+    def is_fused(self) -> bool:
+        """True where passes run through the suite's CUDA kernels."""
+        return self.backbone.is_fused
+
+    @property
     def is_hybrid(self) -> bool:
         """True where some layers are recurrent, so that a rollback must replay."""
         return self.backbone.cache_kind == "Hybrid"

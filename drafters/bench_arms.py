@@ -15,7 +15,7 @@ from ..core.bench_types import Arm
 from ..core.config import TargetConfig, read_target_config
 from ..core.drafter import Drafter
 from ..core.loading import LoadedTarget, load_target
-from ..core.options import NO_BLOCK, GenerateOptions, check_drafter_bits
+from ..core.options import DEFAULT_KERNELS, NO_BLOCK, GenerateOptions, check_drafter_bits
 from . import bundled
 from .bench_specs import ArmSpec
 from .candidates import Candidate, Request, find_candidates, tolerate
@@ -144,6 +144,7 @@ def load_arms(
     mtp: str | None = None,
     drafter_bits: int | None = None,
     dtype: str = "auto",
+    kernels: str = DEFAULT_KERNELS,
     say: Say = lambda message: None,
     report: Report | None = None,
 ) -> BenchSetup:
@@ -154,7 +155,7 @@ def load_arms(
     loader = ArmLoader(config, model, drafter, mtp, drafter_bits, say, report)
     candidates = [loader.candidates(spec) for spec in specs]
     say(f"loading target {config.path}")
-    loaded = load_target(config, dtype)
+    loaded = load_target(config, dtype, kernels)
     arms = [
         loader.build(spec, found, loaded) for spec, found in zip(specs, candidates, strict=True)
     ]

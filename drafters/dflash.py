@@ -61,7 +61,7 @@ class DFlashDrafter:
         self._position = 0
         self._buffers: list[ContextBuffer] = []
         self._fused: FusedDraft | None = None
-        if can_fuse(model, config):
+        if getattr(ends, "is_fused", False) and can_fuse(model, config):
             self._fused = FusedDraft(model, config, ends.embed_token_ids, self.block_logits, rope)
         self.reset(0)
 

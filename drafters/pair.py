@@ -11,7 +11,14 @@ from ..core.config import read_target_config
 from ..core.decode import Generation
 from ..core.drafter import Drafter
 from ..core.loading import load_target
-from ..core.options import GenerateOptions, MtpHidden, check_drafter_bits, parse_speculation
+from ..core.options import (
+    DEFAULT_KERNELS,
+    GenerateOptions,
+    MtpHidden,
+    check_drafter_bits,
+    parse_kernels,
+    parse_speculation,
+)
 from ..core.target import Target
 from . import bundled
 from .candidates import Request, drafter_dtype, find_candidates, tolerate
@@ -74,6 +81,7 @@ def load_pair(
     mtp: str | None = None,
     mtp_hidden: MtpHidden = "post",
     reserve: bool = True,
+    kernels: str = DEFAULT_KERNELS,
 ) -> Pair:
     """Load a target and the drafters that the speculation value asks for.
 
@@ -83,10 +91,11 @@ def load_pair(
     `drafter` that is an MTP head's folder stands for `mtp`. reserve: under auto, load the MTP
     head beside a DFlash drafter, for the gate to try. drafter_bits: 4, 8 or 16 (as it is); None
     is 4 for a DFlash drafter that is not quantized yet. report: notes and progress of its slab,
-    which is made on first use.
+    which is made on first use. kernels: as of load_target.
     """
     say = progress or (lambda message: None)
     requested = parse_speculation(speculation)
+    parse_kernels(kernels)
     if drafter_bits is not None:
         check_drafter_bits(drafter_bits)
     config = read_target_config(locate(model or bundled.TARGET))
@@ -98,7 +107,7 @@ def load_pair(
     if not any(candidate.load for candidate in candidates):  # fail before the big load
         choose_route(requested, [Attempt(problem=candidate.problem) for candidate in candidates])
     say(f"loading target {config.path}")
-    loaded = load_target(config, dtype)
+    loaded = load_target(config, dtype, kernels)
     drafters: list[Drafter] = []
     attempts: list[Attempt] = []
     problems: list[tuple[str, str]] = []

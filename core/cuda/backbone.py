@@ -18,6 +18,8 @@ from .ops import OpKernels
 class FusedBackbone(HybridBackbone):
     """HybridBackbone whose passes of up to MAX_ROWS rows are fused and leave replayable tapes."""
 
+    is_fused = True
+
     def __init__(self, model: Any, kernels: OpKernels, compile: Compile) -> None:
         super().__init__(model)
         self._kernels = kernels

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--results", type=Path, default=FILE)
     given = parser.parse_args()
-    pair = load_pair(speculation="dflash", dtype=given.dtype)
+    pair = load_pair(speculation="dflash", dtype=given.dtype, kernels="fused")
     bare = Pair(pair.target, pair.tokenizer, None, pair.route)
     lines = PROMPTS_FILE.read_text(encoding="utf-8").splitlines()[:PROMPTS]
     prompts = [json.loads(line)["prompt_ids"] for line in lines]
