@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.errors import OptionError
 from ..core.options import (
     DEFAULT_KERNELS,
     GenerateOptions,
@@ -30,6 +31,7 @@ from .params import (
     MtpOption,
     PromptFileOption,
     ReasoningOption,
+    RequestsOption,
     SpeculationOption,
 )
 from .progress import Progress
@@ -107,6 +109,7 @@ def generate(
     penalty_window: PenaltyWindowOption = SamplingOptions.penalty_window,
     logit_bias: LogitBiasOption = None,
     prompt_file: PromptFileOption = None,
+    requests: RequestsOption = None,
     dtype: DtypeOption = "auto",
     kernels: KernelsOption = DEFAULT_KERNELS,
     prefill_step_size: Annotated[
@@ -152,9 +155,13 @@ def generate(
         ),
     )
     requested, hidden = parse_speculation(speculation), parse_mtp_hidden(mtp_hidden)
-    source = read_prompt(prompt, prompt_file, patient=model is not None)
-    if source.note and not quiet:
-        print_note(source.note)
+    if requests is not None and (prompt is not None or prompt_file is not None):
+        raise OptionError("--requests brings its own prompts; give no other one")
+    source = None
+    if requests is None:
+        source = read_prompt(prompt, prompt_file, patient=model is not None)
+        if source.note and not quiet:
+            print_note(source.note)
     progress = Progress(enabled=not quiet)
     with progress:
         from ..drafters.pair import load_pair
@@ -170,13 +177,20 @@ def generate(
             report=report,
             mtp=mtp,
             mtp_hidden=hidden,
-            reserve=options.gated,
+            reserve=options.gated or requests is not None,
             kernels=kernels,
         )
     for note in () if quiet else pair.target.config.repairs.notes:
         print_note(note)
     # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    if source is None:
+        from ..drafters.engine import from_pair
+        from .requests import serve
+
+        if serve(from_pair(pair), str(requests), options, requested):
+            raise typer.Exit(1)
+        return
     ids = encode_prompt(pair.tokenizer, source.text, chat=chat, system=system, reasoning=reasoning)
     generation = pair.generate(ids, options)
     text, cancelled = _run(generation, progress, echo=not as_json)

@@ -130,6 +130,16 @@ GateOption = Annotated[
         help="Leave a drafter that costs more time than it saves, and try it again later.",
     ),
 ]
+RequestsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--requests",
+        metavar="FILE|-",
+        help="Answer a JSON object a line (prompt or messages, max_tokens, speculation, ...), one "
+        "JSON result a line, in order; a bad line is answered by an error. Exit 1 if one was.",
+        show_default=False,
+    ),
+]
 PromptFileOption = Annotated[
     Path | None,
     typer.Option(

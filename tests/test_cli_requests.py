@@ -1,0 +1,113 @@
+"""`dflash generate --requests`: a result a line, in order; a bad line is answered and no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dflash_suite.cli.app import app
+
+CODE = "def fibonacci(n):\n"
+GOOD: list[dict[str, Any]] = [
+    {"id": "a", "prompt": CODE, "max_tokens": 12},
+    {"prompt": CODE, "max_tokens": 12, "speculation": " MTP ", "draft_tokens": 5},
+    {"prompt": CODE, "max_tokens": 12, "speculation": "none"},
+    {"prompt": CODE, "max_tokens": 12, "temperature": 0.9, "seed": 5, "speculation": "dflash"},
+    {"messages": [{"role": "user", "content": "a stack"}], "max_tokens": 8},
+    {"prompt": [7, 8, 9], "max_tokens": 5, "block_size": 3},
+    {"prompt": CODE, "max_tokens": 12, "stop": "fib", "repetition_penalty": 1.2},
+    {"prompt": CODE, "max_tokens": 12, "logit_bias": {"263": -50}},
+]
+BAD = {
+    "nope": "the line is not JSON",
+    "[]": "expected a JSON object",
+    '{"prompt": "x", "colour": 1}': "unknown field 'colour'",
+    '{"prompt": "x", "speculation": "fast"}': "invalid 'speculation' value",
+    '{"prompt": "x", "max_tokens": "a"}': "expected a whole number",
+    '{"prompt": "x", "max_tokens": true}': "expected a whole number",
+    '{"prompt": "x", "max_tokens": 0}': "max_tokens must be at least 1",
+    '{"prompt": "x", "temperature": "hot"}': "expected a number",
+    '{"prompt": "x", "seed": 1.5}': "expected a whole number",
+    '{"prompt": "x", "logit_bias": [1]}': "expected an object of token ids",
+    '{"prompt": "x", "stop": 3}': "expected a text or a list of texts",
+    '{"prompt": 3}': "expected a text or a list of ids",
+    '{"messages": "hello"}': "expected a list of objects",
+    '{"messages": [{"content": "x"}]}': "expected a list of objects with role and content",
+    '{"prompt": ""}': "the prompt has no tokens",
+    '{"prompt": [5000]}': "outside the target's vocabulary",
+    "{}": "either a prompt or messages",
+    '{"prompt": "x", "messages": []}': "either a prompt or messages",
+    '{"prompt": "x", "block_size": 99}': "above the 8 that this drafter was trained for",
+}
+
+
+@pytest.fixture(autouse=True)
+def plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def serve(lines: list[str], *args: str) -> tuple[int, list[dict[str, Any]], str]:
+    done = CliRunner().invoke(
+        app, ["generate", "--requests", "-", "--no-gate", *args], input="\n".join(lines)
+    )
+    return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_bad_lines_are_answered_and_the_rest_goes_on() -> None:
+    good = [json.dumps(line) for line in GOOD]
+    lines = [good[0], *BAD, "", *good[1:]]
+    code, results, _ = serve(lines)
+    assert code == 1
+    assert [result["line"] for result in results] == [
+        number for number, line in enumerate(lines, start=1) if line
+    ]
+    bad = results[1 : 1 + len(BAD)]
+    for (line, message), result in zip(BAD.items(), bad, strict=True):
+        assert message in result["error"]["message"], line
+        assert "token_ids" not in result
+    assert results[0]["id"] == "a"
+    alone = [serve([line])[1][0] for line in (good[0], good[1], good[3], good[-1])]
+    served = [results[0], *results[1 + len(BAD) :]]
+    for one, other in zip(alone, (served[0], served[1], served[3], served[-1]), strict=True):
+        assert one["token_ids"] == other["token_ids"] and one["text"] == other["text"]
+        assert one["speculation"] == other["speculation"]
+    plain = served[2]["token_ids"]
+    assert served[0]["token_ids"] == served[1]["token_ids"] == plain
+    assert [result["speculation"]["route"] for result in served[:3]] == ["dflash2", "mtp", "none"]
+    assert "fib" not in served[6]["text"] and 263 not in served[7]["token_ids"]
+
+
+def test_a_line_may_go_on_from_the_one_before() -> None:
+    first = {"prompt": CODE, "max_tokens": 10}
+    _, (result,), _ = serve([json.dumps(first)])
+    start = [531, 292, 2584, 276, 698, 653, 1068, 291]
+    further = {"prompt": [*start, *result["token_ids"], 7], "max_tokens": 6}
+    lines = [json.dumps({**first, "prompt": start}), json.dumps({**further, "continue": True})]
+    code, (_, warm), _ = serve(lines)
+    _, (_, cold), _ = serve([lines[0], json.dumps(further)])
+    assert code == 0
+    assert warm["stats"]["reused_tokens"] == len(start) + 9 and not cold["stats"]["reused_tokens"]
+    assert warm["token_ids"] == cold["token_ids"]
+
+
+def test_what_a_line_leaves_out_is_the_command_s() -> None:
+    line = json.dumps({"prompt": CODE})
+    _, (found,), _ = serve([line], "-n", "4", "-s", "none", "--logit-bias", "263:-50")
+    assert len(found["token_ids"]) == 4 and found["speculation"]["requested"] == "none"
+    assert 263 not in found["token_ids"]
+
+
+def test_requests_take_no_other_prompt(tmp_path: Path) -> None:
+    for more in (["text"], ["--prompt-file", "x"]):
+        done = CliRunner().invoke(app, ["generate", *more, "--requests", "-"])
+        assert done.exit_code == 2 and "brings its own prompts" in done.stderr
+    absent = CliRunner().invoke(app, ["generate", "--requests", str(tmp_path / "absent")])
+    assert absent.exit_code == 1 and "cannot be read" in absent.stderr
+    latin = tmp_path / "latin1"
+    latin.write_bytes(b'{"prompt": "caf\xe9"}\n')
+    broken = CliRunner().invoke(app, ["generate", "--requests", str(latin)])
+    assert broken.exit_code == 1 and "not UTF-8" in broken.stderr
