@@ -19,6 +19,7 @@ from .doctor import doctor
 from .generate import generate
 from .quantize import QuantizeCommand, quantize
 from .render import print_error
+from .settings import option_defaults
 
 
 class Group(TyperGroup):
@@ -50,6 +51,10 @@ app.command()(doctor)
 app.command()(bench)
 
 
+SETTABLE = {"generate": None, "bench": None, "doctor": ("drafter",)}
+"""Commands whose options settings can set, None for all: `dflash doctor` alone is the machine's."""
+
+
 def show_version(wanted: bool) -> None:
     """Print the version and leave."""
     if wanted:
@@ -59,6 +64,7 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -71,3 +77,4 @@ def main(
     A target (Qwen3.5 hybrids, plain transformers) is sped up by a DFlash or DFlash2 drafter, or by
     its own MTP head.
     """
+    context.default_map = option_defaults(SETTABLE)

@@ -55,6 +55,7 @@ from .sampling_params import (
     TopPOption,
     parse_logit_bias,
 )
+from .settings import format_settings
 
 if TYPE_CHECKING:
     from ..core.decode import Generation
@@ -65,6 +66,7 @@ CANCELLED_EXIT_CODE = 130
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         str | None,
         typer.Argument(help="Text to answer; - reads stdin. Omitted: a pipe, or a built-in one."),
@@ -115,6 +117,10 @@ def generate(
     prefill_step_size: Annotated[
         int, typer.Option("--prefill-step-size", min=1, help="Prompt tokens a prefill pass.")
     ] = GenerateOptions.prefill_step_size,
+    show_settings: Annotated[
+        bool,
+        typer.Option("--show-settings", help="Show each setting, where it comes from, and stop."),
+    ] = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Also show acceptance by draft position.")
     ] = False,
@@ -133,6 +139,9 @@ def generate(
 
     The answer streams to stdout; progress and the footer go to stderr.
     """
+    if show_settings:
+        print(format_settings(context))
+        return
     options = GenerateOptions(
         max_tokens=max_tokens,
         block_size=block_size,

@@ -26,6 +26,9 @@ CACHE = tempfile.TemporaryDirectory(prefix="dflash-tests-")
 def pytest_configure() -> None:
     """Before any test module copies the environment."""
     os.environ["XDG_CACHE_HOME"] = CACHE.name
+    os.environ["XDG_CONFIG_HOME"] = CACHE.name
+    for name in [name for name in os.environ if name.startswith("DFLASH_")]:
+        del os.environ[name]
 
 
 def pytest_unconfigure() -> None:
