@@ -68,16 +68,19 @@ class AdaptiveBlock:
             if self.share <= self.settings.shrink_at:
                 self._change(self._half())
         elif enough:
-            self._propose()
+            self._propose(plain_sec)
 
     def _is_losing(self, plain_sec: float | None) -> bool:
         if plain_sec is None or len(self._recent) < self.settings.losing_rounds:
             return False
         return self._sec_per_token() * self.settings.losing_ratio > plain_sec
 
-    def _propose(self) -> None:
-        """Begin a trial of another size: half where most drafts fail, else twice the rows."""
+    def _propose(self, plain_sec: float | None) -> None:
+        """Begin a trial of another size: half where most drafts fail, twice the rows where
+        speculation pays."""
         failing = self.share <= self.settings.shrink_at
+        if not failing and plain_sec is not None and self._sec_per_token() > plain_sec:
+            return
         rows = self._half() if failing else min(2 * self.rows, self.max_rows)
         _, banned_until = self._bans.get(rows, (0, 0))
         eager = self.share >= self.settings.grow_at or failing

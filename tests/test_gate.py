@@ -90,6 +90,18 @@ def test_the_cold_first_step_is_not_a_measure() -> None:
     assert driver.gate.route == "dflash2"
 
 
+def test_a_step_that_was_held_up_is_no_measure() -> None:
+    """On a busy machine one step of 20 seconds must not make every drafter look good."""
+    driver = calibrated()
+    driver.until_it_leaves(0.0)
+    driver.plain(63)
+    driver.plain(sec=20.0)
+    assert driver.gate.plain_sec == pytest.approx(0.7 + 0.3 * 2.0)
+    driver.until_it_leaves(0.0)
+    driver.plain(40, sec=3.0)  # yet a lasting change is followed
+    assert driver.gate.plain_sec == pytest.approx(3.0, rel=0.01)
+
+
 def test_warm_up_rounds_are_not_judged() -> None:
     driver = calibrated()
     driver.spec(0.0, 3)

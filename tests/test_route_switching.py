@@ -20,7 +20,7 @@ from tiny_mtp import MOE, head_tensors, tiny_head
 from dflash_suite.core.decode import Generation
 from dflash_suite.core.drafter import Drafter
 from dflash_suite.core.feed import BACKLOG_ROWS
-from dflash_suite.core.gate import PLAIN, FixedRoute
+from dflash_suite.core.gate import PLAIN, FixedRoute, GateSettings
 from dflash_suite.core.options import GenerateOptions, MtpHidden
 from dflash_suite.core.target import Target
 from dflash_suite.drafters.mtp import MtpDrafter
@@ -160,14 +160,16 @@ def test_every_context_stays_current(hybrid: Target, plain: list[int]) -> None:
         )
 
 
-def test_rows_wait_but_not_without_end(hybrid: Target, plain: list[int]) -> None:
+def test_rows_wait_but_not_without_end(hybrid: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """During plain steps rows reach a drafter in pieces, never more than the bound at once."""
+    monkeypatch.setattr("dflash_suite.core.feed.BACKLOG_ROWS", 64)
     long = stock_greedy(hybrid.backbone.model, prompt(11), 200)
     drafters = [scripted(hybrid, long, "dflash", 2, 8), scripted(hybrid, long, "mtp", 1, 5)]
     generation = run(hybrid, drafters, ScriptedPicker([*[PLAIN] * 150, "dflash"]), 170)
     assert generation.emitter.token_ids == long[:170]
     pieces = [int(rows.token_ids.shape[0]) for rows in drafters[0].observed]
-    assert pieces[:4] == [10, 1, BACKLOG_ROWS, BACKLOG_ROWS] and pieces[4] == 150 - 2 * BACKLOG_ROWS
+    assert pieces[:4] == [10, 1, 64, 64] and pieces[4] == 150 - 2 * 64
+    assert BACKLOG_ROWS > GateSettings().probe_max_steps
     assert generation.stats.drafter_resets == 0
 
 
