@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; `ctx` is a context of the click that typer brings along."""
+        open_missing_streams()
         try:
             return super().invoke(ctx)
         except DflashError as exc:
@@ -35,6 +37,28 @@ class Group(TyperGroup):
         except BrokenPipeError as exc:  # the reader went away (`dflash generate | head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from exc
+        except OSError as exc:
+            if exc.errno not in STDOUT_ERRORS:
+                raise
+            print_error(f"stdout cannot be written: {exc.strerror}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from exc
+
+
+STDOUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+"""What a full or broken stdout says; a file of ours that cannot be written says SlabWriteError."""
+
+
+def open_missing_streams() -> None:
+    """Closed standard streams (`<&-`, `>&-`) become /dev/null: else the next file that is opened
+    takes their number, and libraries refuse it or write into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            mode = "r" if number == 0 else "w"
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 app = typer.Typer(

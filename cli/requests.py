@@ -29,6 +29,8 @@ def serve(engine: Engine, source: str, defaults: GenerateOptions, speculation: s
 
     defaults and speculation: what a request has where its line is silent.
     """
+    if hasattr(sys.stdout, "reconfigure"):  # an id may hold what no encoding can
+        sys.stdout.reconfigure(errors="backslashreplace")
     errors = 0
     for number, line in enumerate(_lines(source), start=1):
         if not line.strip():
@@ -78,7 +80,7 @@ def _lines(source: str) -> Iterator[str]:
 def _object(line: str) -> Mapping[str, Any]:
     try:
         value = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:  # also a number of thousands of digits
         raise PromptError(f"the line is not JSON: {exc}") from exc
     if not isinstance(value, dict):
         raise PromptError(f"the line holds a {type(value).__name__}, expected a JSON object")

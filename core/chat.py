@@ -22,6 +22,15 @@ GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """A tag of transformers' own, which jinja2 alone cannot parse."""
 
 
+def require_encodable(text: str, what: str) -> None:
+    """PromptError for a text with lone surrogates, which no tokenizer takes: what is left of bytes
+    that were not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        raise PromptError(f"{what} is not UTF-8 text ({exc.reason}); convert it first") from exc
+
+
 def render_chat(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], reasoning: str | None = None
 ) -> list[int]:
@@ -34,6 +43,11 @@ def render_chat(
 
     if not tokenizer.has_chat_template:
         raise PromptError("this tokenizer has no chat template; give the prompt with --raw")
+    for message in messages:
+        if isinstance(content := message.get("content"), str):
+            require_encodable(content, f"the {message.get('role', '')} message")
+    if isinstance(template := getattr(tokenizer, "chat_template", None), str):
+        parse_template(template)
     arguments = {} if reasoning is None else reasoning_arguments(tokenizer, reasoning)
     try:
         ids: list[int] = tokenizer.apply_chat_template(
@@ -81,16 +95,25 @@ def reasoning_arguments(tokenizer: Any, value: str) -> dict[str, bool | str]:
 
 def template_variables(tokenizer: Any) -> frozenset[str]:
     """Names that the template takes from its caller; none where it is not a jinja template."""
-    from jinja2 import Environment, TemplateSyntaxError, meta
-
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):
         template = template.get("default")
     if not isinstance(template, str):
         return frozenset()
+    from jinja2 import meta
+
+    return frozenset(meta.find_undeclared_variables(parse_template(template)))
+
+
+def parse_template(template: str) -> Any:
+    """The syntax tree of a chat template; PromptError where it is no jinja template."""
+    from jinja2 import Environment, TemplateSyntaxError
+
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        parsed = environment.parse(GENERATION_TAG.sub("", template))
+        return environment.parse(GENERATION_TAG.sub("", template))
     except TemplateSyntaxError as exc:
-        raise PromptError(f"the tokenizer's chat template is no jinja template: {exc}") from exc
-    return frozenset(meta.find_undeclared_variables(parsed))
+        raise PromptError(
+            f"the tokenizer's chat template is no jinja template: {exc}; fetch it again, or use "
+            "--raw"
+        ) from exc

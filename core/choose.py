@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from .accept import accept_prefix
 from .device import read_ids
+from .errors import OptionError
 from .sampling import Proposal, accept_or_resample, draw, target_probs
 from .sampling_options import SamplingOptions
 
@@ -67,8 +68,11 @@ class Judged:
 class Chooser:
     """Greedy unless the options say otherwise."""
 
-    def __init__(self, options: SamplingOptions, processors: Sequence[Processor] = ()) -> None:
+    def __init__(
+        self, options: SamplingOptions, vocab_size: int, processors: Sequence[Processor] = ()
+    ) -> None:
         """processors: further mlx-lm logits processors, called as (token ids, (1, vocab))."""
+        check_bias(options, vocab_size)
         self.options = options
         self.draws = None if options.greedy else Draws(options)
         self._processors = [*make_processors(options), *processors]
@@ -116,6 +120,16 @@ def greedy(logits: mx.array) -> mx.array:
     logits' dtype, where rounding can make ties that plain logits do not have."""
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     return mx.argmax(logprobs, axis=-1)
+
+
+def check_bias(options: SamplingOptions, vocab_size: int) -> None:
+    """OptionError for a biased id outside the vocabulary: mlx would write out of bounds."""
+    outside = [token for token, _ in options.logit_bias if token >= vocab_size]
+    if outside:
+        raise OptionError(
+            f"logit_bias names token {outside[0]}, which is outside the target's vocabulary of "
+            f"{vocab_size}"
+        )
 
 
 def make_processors(options: SamplingOptions) -> list[Processor]:

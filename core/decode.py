@@ -83,7 +83,7 @@ class Generation:
             reused_tokens=resume.mark.position if resume else 0,
             profiled=self.options.profile,
         )
-        self.chooser = Chooser(self.options.sampling, processors)
+        self.chooser = Chooser(self.options.sampling, target.config.vocab_size, processors)
         self.cache: list[Any] = list(resume.cache) if resume else target.make_cache()
         self.position = resume.mark.position if resume else 0
         self.marks: list[Mark] = []
@@ -120,7 +120,7 @@ class Generation:
                 yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
         finally:
             self.ahead.drop()
-        self.stats.peak_memory_bytes = mx.get_peak_memory()
+            self.stats.peak_memory_bytes = mx.get_peak_memory()
         yield Finished(self.emitter.reason)
 
     def prefill(self) -> Iterator[Event]:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from .config import read_json
-from .errors import ModelNotFound
+from .errors import CheckpointError, ModelNotFound
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
+
+
+def require_tokenizer_model(whole: dict[str, Any], file: Path) -> None:
+    """CheckpointError where a tokenizer.json is JSON and yet no tokenizer."""
+    if not isinstance(whole.get("model"), dict) or not isinstance(whole.get("added_tokens"), list):
+        raise CheckpointError(
+            f"{file} holds no tokenizer: 'model' or 'added_tokens' is missing; fetch it again"
+        )
 
 
 def require_tokenizer(directory: Path) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from ..core.chat import parse_template
+from ..core.errors import PromptError
 from ..core.safetensors import listing
 from ..core.tokenizer_files import require_tokenizer
 from .checks import Check, Words, check
@@ -197,6 +199,10 @@ def template(say: Words, target: TargetSubject) -> CheckResult:
     files_of = target.tokenizer
     if files_of.template is None:
         return say.warned("no chat template: prompts are continued as raw text")
+    try:
+        parse_template(files_of.template)
+    except PromptError as exc:  # raw text still runs
+        return say.warned(str(exc))
     if files_of.added and (unknown := files_of.unknown_markers()):
         return say.warned(f"the template writes {listing(unknown, 3)}, which is no token")
     names = files_of.template_variables()

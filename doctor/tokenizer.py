@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core.config import read_json
 from ..core.errors import ConfigError
+from ..core.tokenizer_files import require_tokenizer_model
 
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "reasoning_effort", "reasoning_strength")
 """Settings that published templates read; a value is passed on only where its name stands."""
@@ -67,6 +68,8 @@ class TokenizerFiles:
     def _parsed(self) -> tuple[dict[int, str], dict[int, str]]:
         """(added tokens, vocabulary) of tokenizer.json; the merges, its largest part, are left."""
         whole = read_json(self.file) if self.file.is_file() else {}
+        if self.file.is_file():
+            require_tokenizer_model(whole, self.file)
         entries, model = whole.get("added_tokens"), whole.get("model")
         added = {
             entry["id"]: str(entry.get("content"))

@@ -6,20 +6,21 @@ DFlash paper (arXiv 2602.06036), the DFlash2 checkpoints' layout, requirements.m
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..core.choose import Draws
-from ..core.cuda.kernels import MAX_ROWS
 from ..core.drafter import TargetRows
 from ..core.options import Block, GenerateOptions, resolve_block
 from ..core.sampling import Proposal
 from .config import DrafterConfig
 from .context import ContextBuffer
-from .cuda.fused import FusedDraft, can_fuse
 from .layers import CandidateSelector, Layer, Layer2
+
+if TYPE_CHECKING:
+    from .cuda.fused import FusedDraft
 
 
 class TargetEnds(Protocol):
@@ -60,9 +61,7 @@ class DFlashDrafter:
         self._dtype: mx.Dtype = model.norm.weight.dtype
         self._position = 0
         self._buffers: list[ContextBuffer] = []
-        self._fused: FusedDraft | None = None
-        if getattr(ends, "is_fused", False) and can_fuse(model, config):
-            self._fused = FusedDraft(model, config, ends.embed_token_ids, self.block_logits, rope)
+        self._fused = _fused(self) if getattr(ends, "is_fused", False) else None
         self.reset(0)
 
     @property
@@ -113,7 +112,7 @@ class DFlashDrafter:
     def observe(self, rows: TargetRows) -> None:
         """Project the taps of committed rows into every layer's context (R7, R12)."""
         assert rows.taps is not None and rows.position == self._position
-        if self._fused is not None and rows.taps.shape[1] <= MAX_ROWS:
+        if self._fused is not None and rows.taps.shape[1] <= self._fused.max_rows:
             self._fused.observe(rows.taps, self._position, self._buffers)
             self._position += rows.taps.shape[1]
             return
@@ -135,7 +134,7 @@ class DFlashDrafter:
 
     def draft(self, anchor: mx.array, count: int) -> mx.array:
         """Block = [anchor, mask x count] in one forward; drafts come from the mask rows."""
-        if self._fused is not None and count < MAX_ROWS:
+        if self._fused is not None and count < self._fused.max_rows:
             return self._fused.draft(anchor, count, self._position, self._buffers)
         hidden = self.block_hidden(anchor, count)
         logits = self.block_logits(hidden)
@@ -176,3 +175,15 @@ class DFlashDrafter:
     def state(self) -> list[mx.array]:
         """The context buffers."""
         return [array for buffer in self._buffers for array in buffer.arrays()]
+
+
+def _fused(drafter: DFlashDrafter) -> FusedDraft | None:
+    """The same drafter over the suite's CUDA kernels, where they take its sizes and types."""
+    from .cuda.fused import FusedDraft, can_fuse  # only here: it imports mlx-lm
+
+    if not can_fuse(drafter.model, drafter.config):
+        return None
+    ends = drafter._ends
+    return FusedDraft(
+        drafter.model, drafter.config, ends.embed_token_ids, drafter.block_logits, drafter._rope
+    )

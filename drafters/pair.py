@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ..core.chat import require_encodable
 from ..core.config import read_target_config
 from ..core.decode import Generation
 from ..core.drafter import Drafter
@@ -61,7 +62,11 @@ class Pair:
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Raw text to ids, as mlx-lm encodes it: special-token strings are parsed, nothing trimmed."""
+    """Raw text to ids, as mlx-lm encodes it: special-token strings are parsed, nothing trimmed.
+
+    Raises PromptError for a text that is no UTF-8.
+    """
+    require_encodable(text, "the prompt")
     bos = tokenizer.bos_token
     ids: list[int] = tokenizer.encode(
         text, add_special_tokens=bos is None or not text.startswith(bos)

@@ -233,6 +233,30 @@ def test_bad_prompts_are_refused(tmp_path: Path) -> None:
     assert run("x", "--prompt-file", str(file)).exit_code == 2
 
 
+@pytest.mark.parametrize("token", ["4096", "999999", "100000000", "4096000000", "9" * 20])
+def test_a_biased_token_outside_the_vocabulary_is_refused(token: str) -> None:
+    """mlx would write out of bounds: a crash without a word."""
+    result = run("--raw", "x", "-n", "2", "--logit-bias", f"{token}:5")
+    assert result.exit_code == 2 and f"names token {token}, which is outside" in result.stderr
+
+
+def test_text_that_was_not_utf8_is_refused() -> None:
+    for args in (["--raw", "\ud800"], ["\udcff"], ["x", "--system", "\udcff"]):
+        result = run(*args, "-n", "2")
+        assert result.exit_code == 1 and "not UTF-8" in result.stderr, args
+
+
+@pytest.mark.parametrize("close", ["<&-", ">&-", ">/dev/full"])
+def test_a_closed_or_full_stream_is_no_traceback(close: str) -> None:
+    if "full" in close and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    command = f'"{sys.executable}" -m dflash_suite.cli generate --raw x -n 2 {close}'
+    done = subprocess.run(["sh", "-c", command], env=ENV, capture_output=True, check=False)
+    assert b"Traceback" not in done.stderr, done.stderr
+    assert done.returncode == (1 if "full" in close else 0)
+    assert (b"stdout cannot be written" in done.stderr) == ("full" in close)
+
+
 def test_prompt_text_is_not_trimmed_and_special_tokens_are_parsed() -> None:
     spaced = document("--raw", "  def f():\n\n", "-n", "1")["prompt_tokens"]
     bare = document("--raw", "def f():", "-n", "1")["prompt_tokens"]

@@ -166,6 +166,8 @@ FAULTS = [
           lambda pair: edit_text_config(pair, lambda text: text.update(linear_num_value_heads=3))),
     Fault("target.tokenizer", "fail", "has no tokenizer",
           lambda pair: (pair / "tokenizer.json").unlink()),
+    Fault("target.tokenizer", "fail", "holds no tokenizer",
+          lambda pair: (pair / "tokenizer.json").write_text('{"a": 1}')),
     Fault("target.files", "fail", "has no weights", lambda pair: (pair / WEIGHTS).unlink()),
     Fault("target.files", "fail", "model-00002-of-00002.safetensors", missing_shard),
     Fault("target.headers", "fail", "the file is truncated", shorten(WEIGHTS)),
@@ -186,6 +188,8 @@ FAULTS = [
     Fault("target.template", "warn", "<|im_ned|>, which is no token",
           lambda pair: edit_json(
               pair / "tokenizer_config.json", {"chat_template": "{{ messages }}<|im_ned|>"})),
+    Fault("target.template", "warn", "is no jinja template",
+          lambda pair: edit_json(pair / "tokenizer_config.json", {"chat_template": "{% if %}"})),
     Fault("target.template", "warn", "no chat template",
           lambda pair: edit_json(pair / "tokenizer_config.json", {}, drop="chat_template")),
     Fault("drafter.kind", "fail", "is no DFlash drafter",

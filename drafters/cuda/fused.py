@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...core.cuda.attention import attend, prepare
-from ...core.cuda.kernels import CudaKernels, cuda_in_use
+from ...core.cuda.kernels import MAX_ROWS, CudaKernels, cuda_in_use
 from ..config import DrafterConfig
 from ..context import ContextBuffer
 from ..layers import block_mask
@@ -24,6 +24,8 @@ FLOATS = (mx.bfloat16, mx.float32)
 
 class FusedDraft:
     """Drafts and context rows of one model; `head` turns hidden rows into scaled logits."""
+
+    max_rows = MAX_ROWS
 
     def __init__(
         self,
