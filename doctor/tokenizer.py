@@ -16,6 +16,7 @@ from typing import Any
 from ..core.config import read_json
 from ..core.errors import ConfigError
 from ..core.tokenizer_files import require_tokenizer_model
+from .once import once
 
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "reasoning_effort", "reasoning_strength")
 """Settings that published templates read; a value is passed on only where its name stands."""
@@ -47,7 +48,7 @@ class TokenizerFiles:
         path = self.directory / "tokenizer_config.json"
         return read_json(path) if path.is_file() else {}
 
-    @cached_property
+    @once
     def added(self) -> dict[int, str]:
         """Added tokens by id, from tokenizer_config.json or else tokenizer.json."""
         listed = self.settings.get("added_tokens_decoder")
@@ -59,12 +60,12 @@ class TokenizerFiles:
             if str(key).isdecimal() and isinstance(entry, dict)
         }
 
-    @cached_property
+    @once
     def ordinary(self) -> dict[int, str]:
         """Tokens of the vocabulary proper by id: what text is split into."""
         return {index: text for index, text in self._parsed[1].items() if index not in self.added}
 
-    @cached_property
+    @once
     def _parsed(self) -> tuple[dict[int, str], dict[int, str]]:
         """(added tokens, vocabulary) of tokenizer.json; the merges, its largest part, are left."""
         whole = read_json(self.file) if self.file.is_file() else {}
@@ -98,7 +99,7 @@ class TokenizerFiles:
         stated = stated.get("content") if isinstance(stated, dict) else stated
         return stated if isinstance(stated, str) else None
 
-    @cached_property
+    @once
     def template(self) -> str | None:
         """The chat template that transformers would use: the .jinja file, else the settings'."""
         path = self.directory / "chat_template.jinja"

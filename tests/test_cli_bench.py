@@ -333,7 +333,11 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
         return answers[-1]
 
     monkeypatch.setattr(Bench, "_decode", interrupted)
-    result = run("--ab", "none", *QUICK, "--json")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
+    try:
+        result = run("--ab", "none", *QUICK, "--json")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130 and "Traceback" not in result.output
     found = json.loads(result.stdout)
     assert found["partial"] is True
