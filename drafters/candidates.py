@@ -22,7 +22,7 @@ from .config import read_drafter_config
 from .find import locate
 from .guards import check_pair
 from .kinds import classify
-from .load import check_files
+from .load import check_source
 from .mtp_find import absence, find_head, is_head_folder, open_folder
 from .mtp_load import load_head
 from .slab_load import load_drafter_at
@@ -99,10 +99,10 @@ def _dflash(target: TargetConfig, request: Request) -> Candidate:
         return Candidate(problem="no drafter was given")
     config = read_drafter_config(locate(request.drafter))
     check_pair(target, config)
-    checked = check_files(config)[0]
+    checked, source = check_source(config)
     return Candidate(
         lambda loaded: load_drafter_at(
-            checked, loaded, drafter_dtype(loaded), request.drafter_bits, request.report
+            checked, loaded, drafter_dtype(loaded), request.drafter_bits, request.report, source
         ),
         config.path,
     )

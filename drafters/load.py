@@ -15,11 +15,12 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..core.errors import TensorError
-from ..core.safetensors import TensorInfo, read_headers, weight_files
+from ..core.safetensors import TensorInfo
 from .config import DrafterConfig
 from .dflash import DFlashDrafter, DFlashModel, TargetEnds
 from .layers import make_rope
 from .packed import pack_modules
+from .slab_source import Source, read_source
 from .tensors import check_tensors, module_name, packings_of
 
 
@@ -40,11 +41,17 @@ def check_files(config: DrafterConfig) -> tuple[DrafterConfig, dict[str, TensorI
 
     Returns the config, with the biases that the file has, and the headers. Raises as load_drafter.
     """
+    config, source = check_source(config)
+    return config, source.tensors
+
+
+def check_source(config: DrafterConfig) -> tuple[DrafterConfig, Source]:
+    """As check_files, with what a slab is known by: the headers are read once for both."""
     make_rope(config)
-    headers = read_headers(weight_files(config.path))
-    config = with_biases(config, headers)
-    check_tensors(config, headers, expected_shapes(DFlashModel(config)))
-    return config, headers
+    source = read_source(config.path)
+    config = with_biases(config, source.tensors)
+    check_tensors(config, source.tensors, expected_shapes(DFlashModel(config)))
+    return config, source
 
 
 def with_biases(config: DrafterConfig, headers: Mapping[str, TensorInfo]) -> DrafterConfig:

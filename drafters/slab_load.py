@@ -26,19 +26,20 @@ def load_drafter_at(
     dtype: mx.Dtype = mx.bfloat16,
     bits: int | None = None,
     report: Report | None = None,
+    source: Source | None = None,
 ) -> DFlashDrafter:
     """As load_drafter, with 4- or 8-bit projections from the slab, which is made on first use.
 
     bits None is the default for a drafter that is not quantized yet; one that is is used as it
-    is. Where no disk takes the slab the weights are packed in memory, and a note says so. Raises
-    ConfigError, ModelNotFound or TensorError.
+    is. source: its headers, where they were read before. Where no disk takes the slab the weights
+    are packed in memory, and a note says so. Raises ConfigError, ModelNotFound or TensorError.
     """
     report = report or Report()
     width = check_drafter_bits(DEFAULT_DRAFTER_BITS if bits is None else bits)
     if width == 16:
         return load_drafter(config, ends, dtype)
     rope = make_rope(config)
-    source = read_source(config.path)
+    source = source or read_source(config.path)
     if source.is_quantized:
         if bits is not None:
             report.note(f"{config.path} is quantized already and is used as it is")

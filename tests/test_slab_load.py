@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import mlx.core as mx
 import pytest
@@ -13,10 +13,12 @@ from conftest import PlainReference
 from slabs import counted_quantize, save_half
 from tiny_drafter import observe_taps, random_ends, tap_rows
 
+from dflash_suite.core import safetensors
 from dflash_suite.core.errors import OptionError, TensorError
 from dflash_suite.core.loading import LoadedTarget
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.drafters import slab_use
+from dflash_suite.drafters.bundled import ROOT
 from dflash_suite.drafters.config import read_drafter_config
 from dflash_suite.drafters.dflash import DFlashDrafter
 from dflash_suite.drafters.load import load_drafter
@@ -124,6 +126,24 @@ def test_a_wrong_checkpoint_is_the_same_error_at_every_width(tmp_path: Path) -> 
 def test_other_widths_are_usage_errors(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="drafter_bits must be 4, 8 or 16, got 5"):
         load_at(save_half(tmp_path / "d"), 5)
+
+
+def test_a_second_start_reads_the_source_s_header_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the checks before the big load and for the slab's key alike, and nothing is packed."""
+    load_pair(drafter="bundled:dflash2", speculation="dflash", drafter_bits=4)
+    opened: list[Path] = []
+    read = safetensors.read_header_block
+
+    def counting(stream: BinaryIO, file: Path) -> tuple[bytes, int]:
+        opened.append(file)
+        return read(stream, file)
+
+    monkeypatch.setattr(safetensors, "read_header_block", counting)
+    with counted_quantize() as calls:
+        load_pair(drafter="bundled:dflash2", speculation="dflash", drafter_bits=4)
+    assert calls.count == 0
+    drafter = ROOT / "dflash2" / "model.safetensors"
+    assert [file for file in opened if file == drafter] == [drafter]
 
 
 @pytest.mark.parametrize(("name", "widths"), [("dflash", (4, 16)), ("dflash2", (4, 8, 16))])
