@@ -51,9 +51,9 @@ def gdn_forward(
         conv_state = mx.zeros((batch, layer.conv_kernel_size - 1, layer.conv_dim), dtype=x.dtype)
     conv_input = mx.concatenate([conv_state, qkv], axis=1)
     conv_out = mx.contiguous(conv_input[:, -(layer.conv_kernel_size - 1) :, :])
-    q, k, v = _convolve(layer, conv_input, rows)
+    q, k, v = convolve(layer, conv_input, rows)
     state_in = cache[1]
-    out, state_out = _recur(layer, q, k, v, a, b, state_in)
+    out, state_out = recur(layer, q, k, v, a, b, state_in)
     cache[0], cache[1] = conv_out, state_out
     cache.advance(rows)
     out = layer.out_proj(layer.norm(out, z).reshape(batch, rows, -1))
@@ -68,7 +68,7 @@ def replay(layer: Any, tape: GdnTape, keep: int) -> tuple[mx.array, mx.array]:
     Runs the recurrence over those rows alone, through the same call as the forward, so that the
     result is bitwise that of feeding them.
     """
-    _, state = _recur(
+    _, state = recur(
         layer,
         tape.q[:, :keep],
         tape.k[:, :keep],
@@ -94,7 +94,7 @@ def _project(layer: Any, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.
     return layer.in_proj_qkv(x), z, layer.in_proj_b(x), layer.in_proj_a(x)
 
 
-def _convolve(layer: Any, conv_input: mx.array, rows: int) -> tuple[mx.array, mx.array, mx.array]:
+def convolve(layer: Any, conv_input: mx.array, rows: int) -> tuple[mx.array, mx.array, mx.array]:
     """Causal depthwise convolution, split into heads; q and k are L2-normalised."""
     batch = conv_input.shape[0]
     mixed = nn.silu(layer.conv1d(conv_input))
@@ -106,7 +106,7 @@ def _convolve(layer: Any, conv_input: mx.array, rows: int) -> tuple[mx.array, mx
     return q, k, v
 
 
-def _recur(
+def recur(
     layer: Any,
     q: mx.array,
     k: mx.array,

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
-from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
+
+from ..gdn import convolve, recur
 
 
 class OpKernels:
@@ -48,17 +49,9 @@ class OpKernels:
 
         qkv: (1, T, channels) before the convolution; window: (1, kernel - 1, channels) before it.
         """
-        rows = qkv.shape[1]
         conv_input = mx.concatenate([window, qkv], axis=1)
-        mixed = nn.silu(layer.conv1d(conv_input))
-        q, k, v = mx.split(mixed, [layer.key_dim, 2 * layer.key_dim], axis=-1)
-        q = q.reshape(1, rows, layer.num_k_heads, layer.head_k_dim)
-        k = k.reshape(1, rows, layer.num_k_heads, layer.head_k_dim)
-        v = v.reshape(1, rows, layer.num_v_heads, layer.head_v_dim)
-        q, k = normalize_qk(q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6)
-        y, state = gated_delta_update(
-            q, k, v, a, b, layer.A_log, layer.dt_bias, state, None, use_kernel=not layer.training
-        )
+        q, k, v = convolve(layer, conv_input, qkv.shape[1])
+        y, state = recur(layer, q, k, v, a, b, state)
         return y, state, mx.contiguous(conv_input[:, -(layer.conv_kernel_size - 1) :])
 
     def gated_norm(self, norm: Any, y: mx.array, z: mx.array) -> mx.array:
