@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .results import GenerationStats
+from .results import GenerationStats, RoundRates
 
 Z95 = 1.959963984540054
 
@@ -33,7 +33,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class AcceptProfile:
+class AcceptProfile(RoundRates):
     """Counts of many rounds; lists are by draft position, from 0."""
 
     rounds: int
@@ -46,16 +46,6 @@ class AcceptProfile:
     accepts: tuple[int, ...]
     trials: tuple[int, ...]
     reached: tuple[int, ...]
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        """Tokens emitted per speculative round; None without rounds."""
-        return self.emitted / self.rounds if self.rounds else None
-
-    @property
-    def accept_rate(self) -> float | None:
-        """Share of judged drafts that were kept: no measure of quality across block sizes."""
-        return self.accepted / self.drafted if self.drafted else None
 
     @property
     def survival(self) -> list[Rate | None]:

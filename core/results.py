@@ -41,8 +41,28 @@ class Finished:
 Event = PrefillProgress | Chunk | Finished
 
 
+class RoundRates:
+    """The two rates of speculative rounds, from the counts of whoever has them."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+    emitted: int
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Tokens of speculative rounds per round; None where there was no round."""
+        return self.emitted / self.rounds if self.rounds else None
+
+    @property
+    def accept_rate(self) -> float | None:
+        """Share of judged drafts that were kept, no measure of quality across block sizes; None
+        where nothing was judged."""
+        return self.accepted / self.drafted if self.drafted else None
+
+
 @dataclass
-class GenerationStats:
+class GenerationStats(RoundRates):
     """Counts of one request; times in seconds, memory in bytes.
 
     `drafted` counts the drafts that were judged, i.e. those left after a cut at eos, a stop
@@ -100,16 +120,6 @@ class GenerationStats:
             totals.extend([0] * (proposed - len(totals)))
             for position in range(count):
                 totals[position] += 1
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        """Tokens of speculative rounds per round; None where there was no round."""
-        return self.emitted / self.rounds if self.rounds else None
-
-    @property
-    def accept_rate(self) -> float | None:
-        """Share of judged drafts that were kept; None where nothing was judged."""
-        return self.accepted / self.drafted if self.drafted else None
 
     @property
     def tokens_per_second(self) -> float | None:
