@@ -93,14 +93,16 @@ def read_settings(directory: Path | None = None) -> dict[str, Setting]:
 
 
 def _from_file(file: Path) -> dict[str, Setting]:
-    import tomli
-
     try:
-        values = tomli.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{file} cannot be read: {exc}") from exc
+    import tomli  # only where there is a file: every command starts here
+
+    try:
+        values = tomli.loads(text)
     except tomli.TOMLDecodeError as exc:
         raise ConfigError(f"{file} is not TOML: {exc}") from exc
     for key in values:
