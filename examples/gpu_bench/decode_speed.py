@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from models import bind, make_drafter, make_model
-from results import Row, known_ids, merge, ratios, summarize
+from cases import measure_contexts
+from models import bind, make_drafter
+from results import Row, ratios, summarize
 from scripted_choice import ScriptedChoice
-from setting import Arguments, parse, prompt_ids
+from setting import Arguments, prompt_ids
 
 from dflash_suite.core.decode import Generation
 from dflash_suite.core.options import GenerateOptions
@@ -32,15 +33,7 @@ class Silent:
 
 def main() -> None:
     """One model, every context asked for."""
-    given = parse(__doc__ or "")
-    case = f"{given.shape}-{given.precision}"
-    known = known_ids(given.file)
-    todo = [c for c in given.contexts if given.force or f"e-{case}-{c}" not in known]
-    if not todo:
-        return
-    model = make_model(given.shape, given.precision)
-    for context in todo:
-        merge(given.file, measure(given, model, context, f"{case}-{context}"))
+    measure_contexts(__doc__, "e", measure)
 
 
 def measure(given: Arguments, model: Any, context: int, case: str) -> list[Row]:

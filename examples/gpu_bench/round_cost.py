@@ -9,9 +9,10 @@ import time
 from typing import Any
 
 import mlx.core as mx
-from models import bind, make_drafter, make_model
-from results import Row, known_ids, merge, ratios, summarize
-from setting import Arguments, bookmark, filled_cache, parse, verify_call
+from cases import measure_contexts
+from models import bind, make_drafter
+from results import Row, ratios, summarize
+from setting import Arguments, bookmark, filled_cache, verify_call
 
 from dflash_suite.core.caches import cache_arrays
 from dflash_suite.core.drafter import TargetRows
@@ -21,15 +22,7 @@ BLOCK, KEEP = 8, 4
 
 def main() -> None:
     """One model, every context asked for."""
-    given = parse(__doc__ or "")
-    case = f"{given.shape}-{given.precision}"
-    known = known_ids(given.file)
-    todo = [c for c in given.contexts if given.force or f"d-{case}-{c}" not in known]
-    if not todo:
-        return
-    model = make_model(given.shape, given.precision)
-    for context in todo:
-        merge(given.file, measure(given, model, context, f"{case}-{context}"))
+    measure_contexts(__doc__, "d", measure)
 
 
 def measure(given: Arguments, model: Any, context: int, case: str) -> list[Row]:

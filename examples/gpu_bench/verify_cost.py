@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from models import bind, draft_config, make_model
-from results import Row, known_ids, merge, ratios, summarize
-from setting import Arguments, bookmark, filled_cache, parse, stock_call, stock_copy, verify_call
+from cases import measure_contexts
+from models import bind, draft_config
+from results import Row, ratios, summarize
+from setting import Arguments, bookmark, filled_cache, stock_call, stock_copy, verify_call
 from timing import Prepared, interleave
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)
@@ -17,19 +18,7 @@ WIDTHS = (1, 2, 4, 6, 8, 12, 16)
 
 def main() -> None:
     """One model, every context asked for."""
-    given = parse(__doc__ or "")
-    case = f"{given.shape}-{given.precision}"
-    todo = [c for c in given.contexts if given.force or not done(given, f"{case}-{c}")]
-    if not todo:
-        return
-    model = make_model(given.shape, given.precision)
-    for context in todo:
-        merge(given.file, measure(given, model, context, f"{case}-{context}"))
-
-
-def done(given: Arguments, case: str) -> bool:
-    """True where the last row of a case is in the file."""
-    return f"x-verify-16-{case}" in known_ids(given.file)
+    measure_contexts(__doc__, "x-verify-16", measure)
 
 
 def measure(given: Arguments, model: Any, context: int, case: str) -> list[Row]:
