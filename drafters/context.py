@@ -31,6 +31,11 @@ class ContextBuffer:
         return self._end - self._start
 
     @property
+    def start(self) -> int:
+        """Buffer row of the first context row."""
+        return self._start
+
+    @property
     def capacity(self) -> int:
         """Rows that the buffer has memory for."""
         return int(self._keys.shape[2])
@@ -38,6 +43,11 @@ class ContextBuffer:
     def arrays(self) -> list[mx.array]:
         """The two buffers."""
         return [self._keys, self._values]
+
+    def reserve(self, count: int) -> None:
+        """Have memory for `count` rows behind the context."""
+        if self._end + count > self.capacity:
+            self._make_room(count)
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add context rows; a sliding layer forgets what no later row can see."""
@@ -66,10 +76,8 @@ class ContextBuffer:
 
     def _write(self, keys: mx.array, values: mx.array) -> None:
         """Put rows behind the context, making room first."""
+        self.reserve(keys.shape[2])
         end = self._end + keys.shape[2]
-        if end > self.capacity:
-            self._make_room(keys.shape[2])
-            end = self._end + keys.shape[2]
         self._keys[:, :, self._end : end] = keys
         self._values[:, :, self._end : end] = values
 

@@ -181,7 +181,7 @@ def _fused(drafter: DFlashDrafter) -> FusedDraft | None:
     """The same drafter over the suite's CUDA kernels, where they take its sizes and types."""
     from .cuda.fused import FusedDraft, can_fuse  # only here: it imports mlx-lm
 
-    if not can_fuse(drafter.model, drafter.config):
+    if not can_fuse(drafter.model, drafter.config, drafter._rope):
         return None
     ends = drafter._ends
     return FusedDraft(

@@ -9,10 +9,11 @@ import mlx.core as mx
 import pytest
 from tiny import make_target
 
-from dflash_suite.core.cuda import sources
+from dflash_suite.core.cuda import launch, sources
 from dflash_suite.core.cuda.backbone import FusedBackbone, fused_backbone
 from dflash_suite.core.cuda.check import compare, probe_fused
 from dflash_suite.core.cuda.kernels import cuda_in_use
+from dflash_suite.core.cuda.launch import Kernel
 from dflash_suite.core.cuda.ops import OpKernels
 from dflash_suite.core.errors import ProbeFailed
 from dflash_suite.core.target import Target
@@ -67,35 +68,59 @@ KERNELS = [
     lambda: sources.gdn_kernel.__wrapped__(),
     lambda: sources.norm_kernel.__wrapped__(),
     lambda: sources.prepare_kernel.__wrapped__(),
-    lambda: sources.attention_kernel.__wrapped__(),
+    lambda: sources.attention_kernel.__wrapped__(False),
+    lambda: sources.attention_kernel.__wrapped__(True),
     lambda: sources.combine_kernel.__wrapped__(True),
 ]
 
 
 @pytest.mark.parametrize("build", KERNELS)
-def test_kernel_text_is_whole_and_uses_its_inputs(
-    build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: dict[str, Any] = {}
-
-    def record(name: str, inputs: list[str], outputs: list[str], body: str, **rest: Any) -> object:
-        made.update(name=name, names=[*inputs, *outputs], body=body, **rest)
-        return object()
-
-    monkeypatch.setattr(mx.fast, "cuda_kernel", record)
-    build()
-    text = made["body"] + made["header"]
-    assert not re.search(r"\b(TILE|FILL|PICKS|PICK|RESIDUAL|GATE)\b", made["body"])
-    assert not re.search(r"_I\b", made["body"])
-    for name in made["names"]:
-        assert re.search(rf"\b{name}\b", made["body"]), f"{name} is given and not used"
+def test_kernel_text_is_whole_and_uses_its_inputs(build: Any) -> None:
+    kernel: Kernel = build()
+    text = kernel.body + kernel.header
+    assert not re.search(r"\b(TILE|FILL|PICKS|PICK|RESIDUAL|GATE|[KV]_BLOCK)\b", kernel.body)
+    assert not re.search(r"_I\b", kernel.body)
+    for name in (*kernel.inputs, *kernel.outputs):
+        assert re.search(rf"\b{name}\b", kernel.body), f"{name} is given and not used"
     for opening, closing in ("{}", "()", "[]"):
         assert text.count(opening) == text.count(closing)
 
 
-def test_a_kernels_name_follows_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda name, *rest, **more: names.append(name))
-    sources.make("x", ["a"], ["b"], "b[0] = a[0];")
-    sources.make("x", ["a"], ["b"], "b[0] = a[1];")
-    assert names[0] != names[1]
+def test_a_call_compiles_one_text_for_its_types_and_hands_over_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+
+    def compile(symbol: str, text: str) -> bytes:
+        assert f"void __launch_bounds__(256) {symbol}(" in text
+        texts.append(text)
+        return symbol.encode()
+
+    monkeypatch.setattr(launch, "compiled", compile)
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", lambda **call: calls.append(call))
+    kernel = sources.make("scale", ["x"], ["y"], "y[0] = In(x_shape[1] * factor + N);")
+    for rows in (2, 3):
+        kernel(
+            inputs=[mx.zeros((rows, 7), dtype=mx.bfloat16)],
+            blocks=5,
+            output_shapes=[(1,)],
+            output_dtypes=[mx.float32],
+            template=[("In", mx.float32), ("N", 4)],
+            scalars={"factor": 0.5},
+        )
+    assert len(texts) == 1, "another shape is no other text"
+    assert "const __nv_bfloat16* x,\n  float* y,\n  float factor,\n  int x_dim1)" in texts[0]
+    assert "using In = float;\nconstexpr int N = 4;" in texts[0]
+    assert "y[0] = In(x_dim1 * factor + N);" in texts[0]
+    assert [call["scalars"] for call in calls] == [[0.5, 7], [0.5, 7]]
+    assert calls[0]["grid"] == (5 * 256, 1, 1) and calls[0]["ensure_row_contiguous"]
+    kernel(
+        inputs=[mx.zeros((2, 7))],
+        blocks=5,
+        output_shapes=[(1,)],
+        output_dtypes=[mx.float32],
+        template=[("In", mx.float32), ("N", 4)],
+        scalars={"factor": 0.5},
+    )
+    assert len(texts) == 2 and calls[2]["name"] != calls[0]["name"]

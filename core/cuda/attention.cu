@@ -68,23 +68,42 @@ template <typename In, int D, int R>
 struct Tile {
   static constexpr int kRowStride = R + 4;
 
-  // q (1, H, T, D), k and v (1, Hk, n, D) with any strides but 1 for the last.
+  // Rows of one tile: those before `split` in the cache, the others in the block's own array.
+  struct Keys {
+    const In* cache;
+    const In* block;
+    int start, split;
+
+    __device__ __forceinline__ const In* row(int j, size_t block_stride) const {
+      const int at = start + j;
+      return at < split ? cache + size_t(at) * D : block + size_t(at - split) * block_stride;
+    }
+  };
+
+  // q (1, H, T, D); k and v (1, Hk, capacity, D), of which `context` rows from `first` on count,
+  // and the block's own T behind them: there too, or in k_block (1, Hk, T, D), v_block (T, Hk, D).
   // sums (Hk * tiles, R, D), peaks and weights (Hk * tiles, R).
-  template <typename Strides>
   static __device__ __forceinline__ void run(
-      const In* q, const In* k, const In* v, float* sums, float* peaks, float* weights, int Hk,
-      int n, int T, const Strides& qs, const Strides& ks, const Strides& vs, int scale_bits,
-      int causal, int window, int H) {
+      const In* q, const In* k, const In* v, const In* k_block, const In* v_block, float* sums,
+      float* peaks, float* weights, int Hk, int capacity, int H, int T, int tiles, int first,
+      int context, float scale, bool causal, int window) {
     __shared__ float p[kTile * kRowStride];
-    const int tiles = (n + kTile - 1) / kTile;
     const int head = blockIdx.x / tiles, tile = blockIdx.x % tiles, start = tile * kTile;
-    const int groups = H / Hk, live = groups * T, context = n - T;
+    const int groups = H / Hk, live = groups * T, n = context + T;
     const int count = n - start < kTile ? n - start : kTile;
-    const float scale = __int_as_float(scale_bits);
-    q += size_t(head) * groups * qs[1];
-    k += size_t(head) * ks[1] + size_t(start) * ks[2];
-    v += size_t(head) * vs[1] + size_t(start) * vs[2];
-    scores(q, k, p, live, count, T, qs[1], qs[2], ks[2]);
+    if (count <= 0) {  // behind the last key
+      for (int row = threadIdx.x; row < live; row += kWarps * 32) {
+        peaks[size_t(blockIdx.x) * R + row] = -INFINITY;
+        weights[size_t(blockIdx.x) * R + row] = 0.0f;
+      }
+      return;
+    }
+    const int split = k_block == nullptr ? n : context;  // keys that stand in k and v
+    const Keys keys{
+        k + (size_t(head) * capacity + first) * D, k_block + size_t(head) * T * D, start, split};
+    const Keys held{
+        v + (size_t(head) * capacity + first) * D, v_block + size_t(head) * D, start, split};
+    scores(q + size_t(head) * groups * T * D, keys, p, live, count);
     __syncthreads();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int row = warp; row < live; row += kWarps) {
@@ -114,13 +133,12 @@ struct Tile {
       }
     }
     __syncthreads();
-    values(v, p, sums + size_t(blockIdx.x) * R * D, live, count, vs[2]);
+    values(held, size_t(Hk) * D, p, sums + size_t(blockIdx.x) * R * D, live, count);
   }
 
   // p[key][row] = k . q: a warp for 16 keys, all rows.
   static __device__ __forceinline__ void scores(
-      const In* q, const In* k, float* p, int live, int count, int T, size_t head_stride,
-      size_t row_stride, size_t key_stride) {
+      const In* q, const Keys& keys, float* p, int live, int count) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     if (warp * 16 >= count) return;
     float c[R / 8][4];
@@ -136,14 +154,12 @@ struct Tile {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int key = warp * 16 + g + 8 * h;
-        a[h] = key < count ? load_once(k + key * key_stride + at) : zero;
+        a[h] = key < count ? load_once(keys.row(key, D) + at) : zero;
       }
 #pragma unroll
       for (int m = 0; m < R / 8; ++m) {
         const int row = m * 8 + g;
-        const uint4 b = row < live
-            ? load_shared_line(q + (row / T) * head_stride + (row % T) * row_stride + at)
-            : zero;
+        const uint4 b = row < live ? load_shared_line(q + size_t(row) * D + at) : zero;
         matrix_step(c[m], a[0].x, a[1].x, a[0].y, a[1].y, b.x, b.y);
         matrix_step(c[m], a[0].z, a[1].z, a[0].w, a[1].w, b.z, b.w);
       }
@@ -157,7 +173,7 @@ struct Tile {
 
   // out[row][d] = sum over keys of p[key][row] * v[key][d]; 4 rows at a time a thread.
   static __device__ __forceinline__ void values(
-      const In* v, const float* p, float* out, int live, int count, size_t key_stride) {
+      const Keys& held, size_t block_stride, const float* p, float* out, int live, int count) {
     constexpr int kShares = kWarps * 32 / D;  // threads that share out the rows of one column
     constexpr int kRows = R / kShares < 4 ? 4 : R / kShares;
     const int d = threadIdx.x % D, first = (threadIdx.x / D) * kRows;
@@ -165,21 +181,27 @@ struct Tile {
     float sum[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sum[r] = 0.0f;
+    const int behind = held.split - held.start, inside = count < behind ? count : behind;
 #pragma unroll 4
-    for (int j = 0; j < count; ++j) {
-      const float value = float(v[j * key_stride + d]);
-#pragma unroll
-      for (int r = 0; r < kRows; r += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(p + j * kRowStride + first + r);
-        sum[r] += four.x * value;
-        sum[r + 1] += four.y * value;
-        sum[r + 2] += four.z * value;
-        sum[r + 3] += four.w * value;
-      }
-    }
+    for (int j = 0; j < inside; ++j)
+      add<kRows>(sum, p + j * kRowStride + first, float(held.row(j, block_stride)[d]));
+    for (int j = inside > 0 ? inside : 0; j < count; ++j)
+      add<kRows>(sum, p + j * kRowStride + first, float(held.row(j, block_stride)[d]));
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
       if (first + r < live) out[size_t(first + r) * D + d] = sum[r];
+  }
+
+  template <int kRows>
+  static __device__ __forceinline__ void add(float (&sum)[kRows], const float* p, float value) {
+#pragma unroll
+    for (int r = 0; r < kRows; r += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(p + r);
+      sum[r] += four.x * value;
+      sum[r + 1] += four.y * value;
+      sum[r + 2] += four.z * value;
+      sum[r + 3] += four.w * value;
+    }
   }
 };
 

@@ -5,8 +5,6 @@ A row's result does not depend on the other rows of the block, nor on keys that 
 
 from __future__ import annotations
 
-import struct
-from functools import cache
 from math import log2
 from typing import Any
 
@@ -14,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from . import sources
+from .launch import THREADS
 
 MAX_QUERIES = 64
 """Query rows of one key head that a block takes: rows times query heads a key head."""
@@ -55,61 +54,51 @@ def prepare(
     kv_heads, dim = keys.shape[2:]
     q_norm, k_norm = attention.q_norm, attention.k_norm
     q_out, k_out = sources.prepare_kernel()(
-        inputs=[
-            queries[0],
-            keys[0],
-            q_norm.weight,
-            k_norm.weight,
-            position,
-            mx.array([q_norm.eps, k_norm.eps, log2(rope.base)], dtype=mx.float32),
-        ],
+        inputs=[queries[0], keys[0], q_norm.weight, k_norm.weight, position],
         template=[("In", queries.dtype), ("D", dim), ("ROPE", rope.dims)],
-        grid=(-(-rows * (heads + kv_heads) // 8) * sources.THREADS, 1, 1),
-        threadgroup=(sources.THREADS, 1, 1),
+        scalars={
+            "q_eps": float(q_norm.eps),
+            "k_eps": float(k_norm.eps),
+            "log2_base": log2(rope.base),
+        },
+        blocks=-(-rows * (heads + kv_heads) // 8),
         output_shapes=[(1, heads, rows, dim), (1, kv_heads, rows, dim)],
         output_dtypes=[queries.dtype, queries.dtype],
     )
     return q_out, k_out
 
 
-@cache
-def _facts(scale: float, causal: bool, window: int, rows: int, heads: int, stride: int) -> mx.array:
-    """What the kernels are told at run time: as a constant it would compile them anew."""
-    bits: int = struct.unpack("i", struct.pack("f", scale))[0]
-    return mx.array([bits, int(causal), window, rows, heads, stride], dtype=mx.int32)
-
-
 def attend(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
+    span: mx.array,
     scale: float,
     *,
     causal: bool = True,
     window: int | None = None,
     gate: mx.array | None = None,
+    block: tuple[mx.array, mx.array] | None = None,
 ) -> mx.array:
-    """queries (1, H, T, D), the last T of keys and values (1, Hk, n, D) -> (1, T, H * D).
+    """queries (1, H, T, D) over whole buffers of keys and values (1, Hk, capacity, D).
 
+    span: (2,) int32, the first buffer row that counts and the rows of context from there on; the
+    queries' own T keys stand behind them, or in block: (keys (1, Hk, T, D), values (1, T, Hk, D)).
     Causal rows see keys up to their own; a window cuts context keys that are `window` or more
-    back. gate (1, T, H, S): the last D of S gate the output through their sigmoid.
+    back. gate (1, T, H, S): the last D of S gate the output through their sigmoid. Returns
+    (1, T, H * D). Every buffer size compiles nothing new and launches as many blocks as it has
+    tiles, so that a traced caller need not know how many rows count.
     """
     _, heads, rows, dim = queries.shape
-    kv_heads, count = keys.shape[1:3]
-    tiles = -(-count // TILE)
+    kv_heads, capacity = keys.shape[1:3]
+    tiles = -(-(capacity + (0 if block is None else rows)) // TILE)
     queries_a_head = heads // kv_heads * rows
-    stride = dim if gate is None else gate.shape[-1]
-    facts = _facts(scale, causal, window or 0, rows, heads, stride)
     padded = next(size for size in (8, 16, 32, MAX_QUERIES) if size >= queries_a_head)
-    sums, peaks, weights = sources.attention_kernel()(
-        inputs=[queries, keys, values, facts],
-        template=[
-            ("In", queries.dtype),
-            ("D", dim),
-            ("R", padded),
-        ],
-        grid=(kv_heads * tiles * sources.THREADS, 1, 1),
-        threadgroup=(sources.THREADS, 1, 1),
+    sums, peaks, weights = sources.attention_kernel(block is not None)(
+        inputs=[queries, keys, values, span, *(block or ())],
+        template=[("In", queries.dtype), ("D", dim), ("R", padded), ("CAUSAL", int(causal))],
+        scalars={"tiles": tiles, "scale": scale, "window": window or 0},
+        blocks=kv_heads * tiles,
         output_shapes=[
             (kv_heads, tiles, padded, dim),
             (kv_heads, tiles, padded),
@@ -117,13 +106,13 @@ def attend(
         ],
         output_dtypes=[mx.float32] * 3,
     )
+    stride = dim if gate is None else gate.shape[-1]
     (out,) = sources.combine_kernel(gate is not None)(
-        inputs=[sums, peaks, weights, facts, *([] if gate is None else [gate])],
+        inputs=[sums, peaks, weights, *([] if gate is None else [gate])],
         template=[("In", queries.dtype), ("D", dim)],
-        grid=(-(-rows * heads // (sources.THREADS // dim)) * sources.THREADS, 1, 1),
-        threadgroup=(sources.THREADS, 1, 1),
+        scalars={"rows": rows, "heads": heads, "stride": stride},
+        blocks=-(-rows * heads // (THREADS // dim)),
         output_shapes=[(1, rows, heads * dim)],
         output_dtypes=[queries.dtype],
     )
-    result: mx.array = out
-    return result
+    return out

@@ -23,24 +23,26 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class FusedTape:
-    """What a verified block fed to one layer's recurrence, before the convolution.
+    """What a verified block leaves of one layer, so that any kept prefix is a view of it.
 
-    qkv: (1, T, channels); a, b: (1, T, value heads); window_in, state_in: the cache before the
-    block; conv_out, state_out: what the block left there.
+    windows: (1, kernel - 1 + T, channels), the convolution's input; states: (T, value heads,
+    value dim, key dim), after each row; conv_out, state_out: their ends, as the cache holds them.
     """
 
-    qkv: mx.array
-    a: mx.array
-    b: mx.array
-    window_in: mx.array
-    state_in: mx.array
+    windows: mx.array
+    states: mx.array
     conv_out: mx.array
     state_out: mx.array
 
     @property
     def rows(self) -> int:
         """Rows of the block."""
-        return int(self.qkv.shape[1])
+        return int(self.states.shape[0])
+
+    def after(self, rows: int) -> tuple[mx.array, mx.array]:
+        """(window, state) as if only the first `rows` rows had been fed."""
+        before = self.windows.shape[1] - self.rows
+        return self.windows[:, rows : rows + before], self.states[rows - 1 : rows]
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,10 @@ class FusedDecoder:
         self._layers = layers
         self._norm = norm
         self._segments = split_segments([layer.is_linear for layer in layers])
-        self._compile = compile
-        self._passes = [compile(partial(self._segment, segment)) for segment in self._segments]
-        self._replays: dict[int, Callable[..., Any]] = {}
+        self._passes = {
+            record: [compile(partial(self._segment, segment, record)) for segment in self._segments]
+            for record in (False, True)
+        }
 
     def run(
         self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
@@ -89,8 +92,9 @@ class FusedDecoder:
         outputs: dict[int, mx.array] = {}
         tapes: list[FusedTape | None] = [None] * len(self._layers)
         mixed: list[mx.array] = []
-        position = mx.array([self._position(cache)], dtype=mx.int32)
-        for segment, run in zip(self._segments, self._passes, strict=True):
+        span = mx.array([0, self._position(cache)], dtype=mx.int32)
+        position = span[1:]
+        for segment, run in zip(self._segments, self._passes[record], strict=True):
             states = [
                 self._state(self._layers[index].linear_attn, cache[index], hidden.dtype)
                 for index in segment.gdn
@@ -98,15 +102,15 @@ class FusedDecoder:
             hidden, after, gdn = run(hidden, mixed, states, position)
             if segment.before is not None:
                 outputs[segment.before] = gdn[-1][-1]
-            for index, (window_in, state_in), made in zip(segment.gdn, states, gdn, strict=False):
-                qkv, a, b, state, window, out = made
-                outputs[index] = out
+            for index, made in zip(segment.gdn, gdn, strict=False):
+                window, state, outputs[index] = made[-3:]
                 cache[index][0], cache[index][1] = window, state
                 cache[index].advance(rows)
                 if record:
-                    tapes[index] = FusedTape(qkv, a, b, window_in, state_in, window, state)
+                    tapes[index] = FusedTape(made[0], made[1], window, state)
             if segment.after is not None:
-                mixed = self._attend(self._layers[segment.after], after, cache[segment.after])
+                layer = self._layers[segment.after]
+                mixed = self._attend(layer, after, cache[segment.after], span)
         return hidden, [outputs[index] for index in tap_ids], tapes
 
     def gdn_rows(self, gdn: Any, x: mx.array, entry: Any) -> mx.array:
@@ -121,26 +125,8 @@ class FusedDecoder:
 
     def replay(self, tapes: Sequence[FusedTape | None], keep: int) -> list[Any]:
         """Per layer (window, state) as if only the first `keep` rows had been fed, None for
-        attention layers; bitwise what feeding them gives."""
-        if keep not in self._replays:
-            self._replays[keep] = self._compile(partial(self._replay, keep))
-        held = [None if t is None else [t.qkv, t.a, t.b, t.window_in, t.state_in] for t in tapes]
-        present = [index for index, arrays in enumerate(held) if arrays is not None]
-        made = self._replays[keep]([held[index] for index in present])
-        restored: list[Any] = [None] * len(tapes)
-        for index, arrays in zip(present, made, strict=True):
-            restored[index] = tuple(arrays)
-        return restored
-
-    def _replay(self, keep: int, held: list[list[mx.array]]) -> list[list[mx.array]]:
-        gdn = [layer.linear_attn for layer in self._layers if layer.is_linear]
-        made = []
-        for layer, (qkv, a, b, window, state) in zip(gdn, held, strict=True):
-            _, state, window = self.kernels.gdn(
-                layer, qkv[:, :keep], window, a[:, :keep], b[:, :keep], state
-            )
-            made.append([window, state])
-        return made
+        attention layers; bitwise what feeding them gives, and no work for the device."""
+        return [None if tape is None else tape.after(keep) for tape in tapes]
 
     def _state(self, layer: Any, entry: Any, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         """(window, state) of a GDN layer's cache; zeros before the first row."""
@@ -161,6 +147,7 @@ class FusedDecoder:
     def _segment(
         self,
         segment: Segment,
+        record: bool,
         hidden: mx.array,
         mixed: list[mx.array],
         states: list[Any],
@@ -176,7 +163,7 @@ class FusedDecoder:
             hidden = self._mlp(layer, self.kernels.linear(layer.self_attn.o_proj, x, hidden))
             first = [[hidden]]
         for index, (window, state) in zip(segment.gdn, states, strict=True):
-            hidden, arrays = self._gdn(self._layers[index], hidden, window, state)
+            hidden, arrays = self._gdn(self._layers[index], hidden, window, state, record)
             made.append([*arrays, hidden])
         if segment.after is None:
             return self._norm(hidden), [], made + first
@@ -184,15 +171,17 @@ class FusedDecoder:
         return hidden, inputs, made + first
 
     def _gdn(
-        self, layer: Any, hidden: mx.array, window: mx.array, state: mx.array
+        self, layer: Any, hidden: mx.array, window: mx.array, state: mx.array, record: bool
     ) -> tuple[mx.array, list[mx.array]]:
         gdn, kernels = layer.linear_attn, self.kernels
         x = layer.input_layernorm(hidden)
         qkv, z, a, b = self._project(gdn, x)
-        y, state, window = kernels.gdn(gdn, qkv, window, a, b, state)
+        rows = x.shape[1]
+        y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record)
         y = kernels.gated_norm(gdn.norm, y, z)
-        hidden = kernels.linear(gdn.out_proj, y.reshape(1, x.shape[1], -1), hidden)
-        return self._mlp(layer, hidden), [qkv, a, b, state, window]
+        hidden = kernels.linear(gdn.out_proj, y.reshape(1, rows, -1), hidden)
+        ends = [window[:, rows:], state[rows - 1 :]] if record else []
+        return self._mlp(layer, hidden), [window, state, *ends]
 
     def _project(self, gdn: Any, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """(qkv, z, a, b) from either layout, as `core/gdn.py` has it."""
@@ -238,14 +227,17 @@ class FusedDecoder:
     def _is_fused(self, attention: Any, rows: int, dtype: mx.Dtype) -> bool:
         return self.kernels.fits_attention(attention, attention.rope, rows, dtype)
 
-    def _attend(self, layer: Any, inputs: list[mx.array], entry: Any) -> list[mx.array]:
+    def _attend(
+        self, layer: Any, inputs: list[mx.array], entry: Any, span: mx.array
+    ) -> list[mx.array]:
         """Append to the cache and attend: [output (1, T, heads * D)], then its gate where that is
         not applied yet."""
         queries, keys, values, gate = inputs
         attention, rows = layer.self_attn, queries.shape[2]
         if self._is_fused(attention, rows, queries.dtype):
-            keys, values = entry.update_and_fetch(keys, values)
-            return [attend(queries, keys, values, attention.scale, gate=gate)]
+            entry.update_and_fetch(keys, values)
+            scale: float = attention.scale
+            return [attend(queries, entry.keys, entry.values, span, scale, gate=gate)]
         mask = create_attention_mask(gate, entry)
         queries = attention.rope(queries, offset=entry.offset)
         keys = attention.rope(keys, offset=entry.offset)

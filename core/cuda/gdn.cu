@@ -4,6 +4,9 @@
 //
 // qkv (T, C) rows before the convolution, C = 2 Hk Dk + Hv Dv; window (KS - 1, C) the rows before
 // them; taps (C, KS); a, b (T, Hv); a_log (Hv) float32; dt_bias (Hv); state (Hv, Dv, Dk) float32.
+// Out: y (T, Hv, Dv); the state and the window after the last row, or with EVERY the state after
+// each row (T, Hv, Dv, Dk) and all rows of the convolution's input (KS - 1 + T, C), so that a
+// rollback is a view and no work.
 // Rounds to In where mlx-lm's separate operations round. Row t depends on rows up to t alone, in
 // an order that does not know T: T rows are bitwise T calls of one row.
 
@@ -24,7 +27,7 @@ struct Rows {
   float q[Chunk][Dk], k[Chunk][Dk], v[Chunk][32], y[Chunk][32], decay[Chunk], beta[Chunk];
 };
 
-template <typename In, int Hk, int Hv, int Dk, int Dv, int KS>
+template <typename In, int Hk, int Hv, int Dk, int Dv, int KS, bool EVERY>
 struct Layer {
   static constexpr int kChunk = 16;
   static constexpr int kKeyDim = Hk * Dk;
@@ -68,7 +71,7 @@ struct Layer {
 
   __device__ __forceinline__ void run(
       const In* a, const In* b, const float* a_log, const In* dt_bias, const float* state_in,
-      In* y, float* state_out, In* window_out) const {
+      In* y, float* states, In* windows) const {
     __shared__ Rows<Dk, kChunk> rows;
     const int head = blockIdx.x / kParts, part = blockIdx.x % kParts;
     const int key_head = head / (Hv / Hk);
@@ -84,7 +87,7 @@ struct Layer {
       const float4 four = *reinterpret_cast<const float4*>(state_in + base + 32 * i);
       s[i][0] = four.x, s[i][1] = four.y, s[i][2] = four.z, s[i][3] = four.w;
     }
-    keep_window(window_out, head, part, key_head);
+    keep_window(windows, head, part, key_head);
 
     for (int start = 0; start < T; start += kChunk) {
       const int count = T - start < kChunk ? T - start : kChunk;
@@ -117,16 +120,20 @@ struct Layer {
       for (int r = 0; r < count; ++r) {
         const float out = step(rows, r, s, rows.v[r][value_row], piece);
         if (piece == 0) rows.y[r][value_row] = out;
+        if (EVERY) keep_state(states + size_t(start + r) * Hv * Dv * Dk + base, s);
       }
       __syncthreads();
       for (int i = threadIdx.x; i < count * 32; i += kWarps * 32)
         y[(size_t(start + i / 32) * Hv + head) * Dv + part * 32 + i % 32] =
             In(rows.y[i / 32][i % 32]);
     }
+    if (!EVERY) keep_state(states + base, s);
+  }
+
+  static __device__ __forceinline__ void keep_state(float* out, const float (&s)[kLoads][4]) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
-      *reinterpret_cast<float4*>(state_out + base + 32 * i) =
-          make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
+      *reinterpret_cast<float4*>(out + 32 * i) = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
   }
 
   // The delta rule for one value row: decay, read with k, correct towards v, read with q.
@@ -162,16 +169,18 @@ struct Layer {
     return out;
   }
 
-  // The last KS - 1 rows: value channels by their own block, key channels by one block a key head.
+  // The last KS - 1 rows, or with EVERY all that were fed behind those before them: value channels
+  // by their own block, key channels by one block a key head.
   __device__ __forceinline__ void keep_window(In* out, int head, int part, int key_head) const {
     const bool leads = part == 0 && head % (Hv / Hk) == 0;
     const int wide = leads ? 2 * Dk + 32 : 32;
-    for (int i = threadIdx.x; i < (KS - 1) * wide; i += kWarps * 32) {
+    const int first = EVERY ? 0 : T, count = T + KS - 1 - first;
+    for (int i = threadIdx.x; i < count * wide; i += kWarps * 32) {
       const int r = i / wide, c = i % wide;
       const int channel = c < 32 ? 2 * kKeyDim + head * Dv + part * 32 + c
           : c < 32 + Dk          ? key_head * Dk + c - 32
                                  : kKeyDim + key_head * Dk + c - 32 - Dk;
-      out[r * C + channel] = In(input(T - (KS - 1) + r, channel));
+      out[size_t(r) * C + channel] = In(input(first + r - (KS - 1), channel));
     }
   }
 };

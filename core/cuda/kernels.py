@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from . import sources
 from .attention import fits_heads
+from .compiler import can_compile
 from .ops import OpKernels
 
 MAX_ROWS = 16
@@ -22,8 +23,9 @@ WIDE_BLOCKS = 264
 
 
 def cuda_in_use() -> bool:
-    """True where MLX computes on an NVIDIA GPU."""
-    return bool(mx.default_device() == mx.gpu and mx.cuda.is_available())
+    """True where MLX computes on an NVIDIA GPU that the kernels can be compiled for."""
+    is_cuda = mx.default_device() == mx.gpu and mx.cuda.is_available()
+    return bool(is_cuda and can_compile())
 
 
 def fits_linear(module: Any, rows: int) -> bool:
@@ -77,13 +79,11 @@ class CudaKernels(OpKernels):
         (out,) = kernel(
             inputs=[x.reshape(rows, -1), *arrays, *extra],
             template=[("RT", tiles), ("MT", _row_tiles(rows)), *template],
-            grid=(outputs // (16 * tiles) * sources.THREADS, 1, 1),
-            threadgroup=(sources.THREADS, 1, 1),
+            blocks=outputs // (16 * tiles),
             output_shapes=[(rows, outputs)],
             output_dtypes=[mx.bfloat16],
         )
-        result: mx.array = out.reshape(*x.shape[:-1], outputs)
-        return result
+        return out.reshape(*x.shape[:-1], outputs)
 
     def several(self, modules: Sequence[Any], x: mx.array) -> list[mx.array]:
         rows = x.shape[-2]
@@ -96,8 +96,7 @@ class CudaKernels(OpKernels):
         made = sources.several_kernel(quantized, len(modules))(
             inputs=[x.reshape(rows, -1), *(array for arrays, _ in parts for array in arrays)],
             template=[("MT", _row_tiles(rows)), *parts[0][1]],
-            grid=(sum(outputs) // 16 * sources.THREADS, 1, 1),
-            threadgroup=(sources.THREADS, 1, 1),
+            blocks=sum(outputs) // 16,
             output_shapes=[(rows, count) for count in outputs],
             output_dtypes=[mx.bfloat16] * len(outputs),
         )
@@ -117,13 +116,11 @@ class CudaKernels(OpKernels):
         (out,) = sources.gated_kernel(len(arrays) > 1)(
             inputs=[x.reshape(rows, -1), *arrays, *_weights(up)[0]],
             template=[("MT", _row_tiles(rows)), *template],
-            grid=(outputs // 16 * sources.THREADS, 1, 1),
-            threadgroup=(sources.THREADS, 1, 1),
+            blocks=outputs // 16,
             output_shapes=[(rows, outputs)],
             output_dtypes=[mx.bfloat16],
         )
-        result: mx.array = out.reshape(*x.shape[:-1], outputs)
-        return result
+        return out.reshape(*x.shape[:-1], outputs)
 
     def gdn(
         self,
@@ -133,11 +130,13 @@ class CudaKernels(OpKernels):
         a: mx.array,
         b: mx.array,
         state: mx.array,
+        every: bool = False,
     ) -> tuple[mx.array, mx.array, mx.array]:
         if not fits_gdn(layer, qkv):
-            return super().gdn(layer, qkv, window, a, b, state)
+            return super().gdn(layer, qkv, window, a, b, state, every)
         heads, value_dim = layer.num_v_heads, layer.head_v_dim
-        y, state, window = sources.gdn_kernel()(
+        rows, before, channels = qkv.shape[1], *window.shape[1:]
+        y, states, windows = sources.gdn_kernel()(
             inputs=[
                 qkv,
                 window,
@@ -155,13 +154,17 @@ class CudaKernels(OpKernels):
                 ("Dk", layer.head_k_dim),
                 ("Dv", value_dim),
                 ("KS", layer.conv_kernel_size),
+                ("EVERY", every),
             ],
-            grid=(heads * (value_dim // 32) * sources.THREADS, 1, 1),
-            threadgroup=(sources.THREADS, 1, 1),
-            output_shapes=[(1, qkv.shape[1], heads, value_dim), state.shape, window.shape],
+            blocks=heads * (value_dim // 32),
+            output_shapes=[
+                (1, rows, heads, value_dim),
+                (rows if every else 1, *state.shape[1:]),
+                (1, before + (rows if every else 0), channels),
+            ],
             output_dtypes=[qkv.dtype, mx.float32, qkv.dtype],
         )
-        return y, state, window
+        return y, states, windows
 
     def gated_norm(self, norm: Any, y: mx.array, z: mx.array) -> mx.array:
         _, rows, heads, dim = y.shape
@@ -173,16 +176,14 @@ class CudaKernels(OpKernels):
                 y.reshape(rows, heads, dim),
                 norm.weight,
                 z.reshape(rows, heads, dim),
-                mx.array([norm.eps], dtype=mx.float32),
             ],
             template=[("In", y.dtype), ("D", dim)],
-            grid=(-(-rows * heads // 8) * sources.THREADS, 1, 1),
-            threadgroup=(sources.THREADS, 1, 1),
+            scalars={"eps": float(norm.eps)},
+            blocks=-(-rows * heads // 8),
             output_shapes=[y.shape],
             output_dtypes=[y.dtype],
         )
-        result: mx.array = out
-        return result
+        return out
 
 
 def _row_tiles(rows: int) -> int:

@@ -44,15 +44,27 @@ class OpKernels:
         a: mx.array,
         b: mx.array,
         state: mx.array,
+        every: bool = False,
     ) -> tuple[mx.array, mx.array, mx.array]:
         """(y (1, T, Hv, Dv), state, window) of one layer between its projections.
 
         qkv: (1, T, channels) before the convolution; window: (1, kernel - 1, channels) before it.
+        every: instead the states after each row (T, Hv, Dv, Dk), and the window and the rows in
+        one (1, kernel - 1 + T, channels), of which any kept prefix is a view.
         """
+        rows = qkv.shape[1]
         conv_input = mx.concatenate([window, qkv], axis=1)
-        q, k, v = convolve(layer, conv_input, qkv.shape[1])
-        y, state = recur(layer, q, k, v, a, b, state)
-        return y, state, mx.contiguous(conv_input[:, -(layer.conv_kernel_size - 1) :])
+        q, k, v = convolve(layer, conv_input, rows)
+        if not every:
+            y, state = recur(layer, q, k, v, a, b, state)
+            return y, state, mx.contiguous(conv_input[:, -(layer.conv_kernel_size - 1) :])
+        outputs, states = [], []
+        for row in range(rows):
+            at = slice(row, row + 1)
+            y, state = recur(layer, q[:, at], k[:, at], v[:, at], a[:, at], b[:, at], state)
+            outputs.append(y)
+            states.append(state)
+        return mx.concatenate(outputs, axis=1), mx.concatenate(states), conv_input
 
     def gated_norm(self, norm: Any, y: mx.array, z: mx.array) -> mx.array:
         """The layer's output norm, gated by z."""

@@ -1,21 +1,14 @@
-"""The CUDA text beside this file, made into MLX kernels once a process.
-
-A kernel's name carries a digest of its text: MLX keeps compiled kernels on disk by name.
-"""
+"""The CUDA text beside this file, put together into kernels."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import mlx.core as mx
+from .launch import Kernel
 
 FOLDER = Path(__file__).resolve().parent
-THREADS = 256
-"""Threads of a block, as `primitives.cu` counts on."""
 
 LINEAR = """
   const int M = x_shape[0], K = x_shape[1], N = w_shape[0];
@@ -28,18 +21,21 @@ LINEAR = """
 """
 SEVERAL = """
   const int M = x_shape[0], K = x_shape[1];
-  int block = blockIdx.x;
+  int left = blockIdx.x, block = 0, N = 0;
+  dflash::bf16* out = nullptr;
   dflash::TILE tiles[1];
   PICKS
+  dflash::project<1, MT>(tiles, x, nullptr, out, M, N, K, block * 16);
 """
 PICK = """
-  if (block < w_I_shape[0] / 16) {
+  if (N == 0 && left < w_I_shape[0] / 16) {
+    block = left;
+    N = w_I_shape[0];
+    out = out_I;
     const size_t row = size_t(block) * 16;
     FILL
-    dflash::project<1, MT>(tiles, x, nullptr, out_I, M, int(w_I_shape[0]), K, block * 16);
-    return;
   }
-  block -= w_I_shape[0] / 16;
+  left -= w_I_shape[0] / 16;
 """
 GATED = """
   const int M = x_shape[0], K = x_shape[1], N = w_shape[0];
@@ -49,27 +45,26 @@ GATED = """
   dflash::gated<MT>(tiles, x, out, M, N, K);
 """
 GDN = """
-  const dflash::Layer<In, Hk, Hv, Dk, Dv, KS> layer{qkv, window, taps, int(qkv_shape[1])};
-  layer.run(a, b, a_log, dt_bias, state, y, state_out, window_out);
+  const dflash::Layer<In, Hk, Hv, Dk, Dv, KS, EVERY> layer{qkv, window, taps, int(qkv_shape[1])};
+  layer.run(a, b, a_log, dt_bias, state, y, states, windows);
 """
 PREPARE = """
   dflash::prepare<In, D, ROPE>(
-      q, k, q_weight, k_weight, q_out, k_out, int(q_shape[0]), int(q_shape[1]), int(q_shape[2]),
-      int(k_shape[1]), position[0], facts[0], facts[1], facts[2]);
+      q, k, q_weight, k_weight, q_out, k_out, q_shape[0], q_shape[1], q_shape[2], k_shape[1],
+      position[0], q_eps, k_eps, log2_base);
 """
 ATTEND = """
   dflash::Tile<In, D, R>::run(
-      q, k, v, sums, peaks, weights, int(k_shape[1]), int(k_shape[2]), int(q_shape[2]),
-      q_strides, k_strides, v_strides, facts[0], facts[1], facts[2], int(q_shape[1]));
+      q, k, v, K_BLOCK, V_BLOCK, sums, peaks, weights, k_shape[1], k_shape[2], q_shape[1],
+      q_shape[2], tiles, span[0], span[1], scale, CAUSAL, window);
 """
 COMBINE = """
   dflash::combine<In, D>(
-      sums, peaks, weights, GATE, out, int(sums_shape[0]), int(sums_shape[1]),
-      int(sums_shape[2]), facts[3], facts[4], facts[5]);
+      sums, peaks, weights, GATE, out, sums_shape[0], sums_shape[1], sums_shape[2], rows, heads,
+      stride);
 """
 NORM = """
-  dflash::gated_norm<In, D>(
-      x, weight, gate, out, int(x_shape[0]) * int(x_shape[1]), eps[0]);
+  dflash::gated_norm<In, D>(x, weight, gate, out, x_shape[0] * x_shape[1], eps);
 """
 
 
@@ -80,25 +75,15 @@ def source_text(*names: str) -> str:
 
 def make(
     name: str,
-    inputs: list[str],
-    outputs: list[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
     body: str,
     *files: str,
     text: str = "",
-    contiguous: bool = True,
-) -> Any:
-    """An MLX kernel whose device functions are in `files` and `text`, whose body is `body`."""
+) -> Kernel:
+    """A kernel whose device functions are in `files` and `text`."""
     header = source_text("primitives", *files) + text
-    digest = hashlib.sha256((header + body).encode()).hexdigest()[:8]
-    build: Callable[..., Any] = mx.fast.cuda_kernel
-    return build(
-        f"dflash_{name}_{digest}",
-        inputs,
-        outputs,
-        body,
-        header=header,
-        ensure_row_contiguous=contiguous,
-    )
+    return Kernel(name, tuple(inputs), tuple(outputs), body, header)
 
 
 def _weights(suffix: str, quantized: bool) -> list[str]:
@@ -117,7 +102,7 @@ def _fill(tile: str, suffix: str, quantized: bool) -> str:
 
 
 @cache
-def linear_kernel(quantized: bool, residual: bool) -> Any:
+def linear_kernel(quantized: bool, residual: bool) -> Kernel:
     """x, weights (and residual) -> out."""
     body = LINEAR.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
     body = body.replace("FILL", _fill("tiles[r]", "", quantized))
@@ -128,7 +113,7 @@ def linear_kernel(quantized: bool, residual: bool) -> Any:
 
 
 @cache
-def several_kernel(quantized: bool, count: int) -> Any:
+def several_kernel(quantized: bool, count: int) -> Kernel:
     """x and the weights of `count` layers -> their outputs, in one launch."""
     body = SEVERAL.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
     picks, inputs = "", ["x"]
@@ -142,29 +127,36 @@ def several_kernel(quantized: bool, count: int) -> Any:
 
 
 @cache
-def prepare_kernel() -> Any:
+def prepare_kernel() -> Kernel:
     """Norms and rotation of the heads that attention needs."""
-    inputs = ["q", "k", "q_weight", "k_weight", "position", "facts"]
+    inputs = ["q", "k", "q_weight", "k_weight", "position"]
     return make("prepare", inputs, ["q_out", "k_out"], PREPARE, "attention")
 
 
 @cache
-def attention_kernel() -> Any:
-    """One tile of keys for one key head: unscaled sums, maxima and weights."""
+def attention_kernel(block: bool) -> Kernel:
+    """One tile of keys for one key head: unscaled sums, maxima and weights.
+
+    block: the last rows' keys and values stand in arrays of their own.
+    """
+    inputs = ["q", "k", "v", "span", *(["k_block", "v_block"] if block else [])]
+    body = ATTEND
+    for hole, name in (("K_BLOCK", "k_block"), ("V_BLOCK", "v_block")):
+        body = body.replace(hole, name if block else "(const In*)nullptr")
     outputs = ["sums", "peaks", "weights"]
-    return make("attend", ["q", "k", "v", "facts"], outputs, ATTEND, "attention", contiguous=False)
+    return make(f"attend{'_block' if block else ''}", inputs, outputs, body, "attention")
 
 
 @cache
-def combine_kernel(gated: bool) -> Any:
+def combine_kernel(gated: bool) -> Kernel:
     """The tiles of each row, added in order (and gated)."""
     body = COMBINE.replace("GATE", "gate" if gated else "(const In*)nullptr")
-    inputs = ["sums", "peaks", "weights", "facts", *(["gate"] if gated else [])]
+    inputs = ["sums", "peaks", "weights", *(["gate"] if gated else [])]
     return make(f"combine{'_gated' if gated else ''}", inputs, ["out"], body, "attention")
 
 
 @cache
-def gated_kernel(quantized: bool) -> Any:
+def gated_kernel(quantized: bool) -> Kernel:
     """x, gate weights, up weights -> silu(gate) * up."""
     body = GATED.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
     fill = _fill("tiles[0]", "", quantized) + _fill("tiles[1]", "_up", quantized)
@@ -174,13 +166,13 @@ def gated_kernel(quantized: bool) -> Any:
 
 
 @cache
-def gdn_kernel() -> Any:
+def gdn_kernel() -> Kernel:
     """One Gated DeltaNet layer between its projections."""
     inputs = ["qkv", "window", "taps", "a", "b", "a_log", "dt_bias", "state"]
-    return make("gdn", inputs, ["y", "state_out", "window_out"], GDN, "gdn")
+    return make("gdn", inputs, ["y", "states", "windows"], GDN, "gdn")
 
 
 @cache
-def norm_kernel() -> Any:
-    """x, weight, gate, eps -> gated norm."""
-    return make("norm", ["x", "weight", "gate", "eps"], ["out"], NORM, "norm")
+def norm_kernel() -> Kernel:
+    """x, weight, gate -> gated norm."""
+    return make("norm", ["x", "weight", "gate"], ["out"], NORM, "norm")

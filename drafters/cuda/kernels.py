@@ -8,7 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...core.cuda.sources import THREADS, make
+from ...core.cuda.launch import THREADS, Kernel
+from ...core.cuda.sources import make
 from ..layers import CandidateSelector, GroupedDynamicConv
 
 TEXT = Path(__file__).resolve().parent / "draft.cu"
@@ -17,7 +18,7 @@ TOP = 16
 HELD = 32
 """Logits a thread holds while it looks for the largest."""
 
-ROW_NORM = "dflash::row_norm<In>(x, weight, out, int(x_shape[1]), eps[0]);"
+ROW_NORM = "dflash::row_norm<In>(x, weight, out, x_shape[1], eps);"
 CONVOLVE = """
   dflash::convolve<In, Out>(
       x, deltas, base, RESIDUAL, out, int(x_shape[0]), int(x_shape[1]), int(base_shape[1]), G,
@@ -36,26 +37,25 @@ WALK = """
 
 
 @cache
-def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str) -> Any:
+def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str) -> Kernel:
     text = TEXT.read_text(encoding="utf-8")
-    return make(name, list(inputs), list(outputs), body, text=text)
+    return make(name, inputs, outputs, body, text=text)
 
 
 def row_norm(residual: mx.array, norm: Any) -> mx.array:
     """RMS norm of the float32 residual (1, T, D), in the weights' dtype from here on."""
     _, rows, width = residual.shape
     dtype = norm.weight.dtype
-    kernel = _kernel("row_norm", ("x", "weight", "eps"), ("out",), ROW_NORM)
+    kernel = _kernel("row_norm", ("x", "weight"), ("out",), ROW_NORM)
     (out,) = kernel(
-        inputs=[residual[0], norm.weight, mx.array([norm.eps], dtype=mx.float32)],
+        inputs=[residual[0], norm.weight],
         template=[("In", dtype)],
-        grid=(rows * THREADS, 1, 1),
-        threadgroup=(THREADS, 1, 1),
+        scalars={"eps": float(norm.eps)},
+        blocks=rows,
         output_shapes=[(1, rows, width)],
         output_dtypes=[dtype],
     )
-    result: mx.array = out
-    return result
+    return out
 
 
 def convolve(
@@ -74,13 +74,11 @@ def convolve(
     (out,) = kernel(
         inputs=[x[0], deltas, conv.base_kernel, *([] if residual is None else [residual[0]])],
         template=[("In", x.dtype), ("Out", out_dtype), ("G", conv.groups), ("PLANE", plane)],
-        grid=(-(-rows * width // THREADS) * THREADS, 1, 1),
-        threadgroup=(THREADS, 1, 1),
+        blocks=-(-rows * width // THREADS),
         output_shapes=[(1, rows, width)],
         output_dtypes=[out_dtype],
     )
-    result: mx.array = out
-    return result
+    return out
 
 
 def top_candidates(logits: mx.array) -> tuple[mx.array, mx.array]:
@@ -91,8 +89,7 @@ def top_candidates(logits: mx.array) -> tuple[mx.array, mx.array]:
     some, names = first(
         inputs=[logits],
         template=[("In", logits.dtype), ("PER", HELD)],
-        grid=(rows * parts * THREADS, 1, 1),
-        threadgroup=(THREADS, 1, 1),
+        blocks=rows * parts,
         output_shapes=[(rows, parts * TOP)] * 2,
         output_dtypes=[mx.float32, mx.int32],
     )
@@ -102,8 +99,7 @@ def top_candidates(logits: mx.array) -> tuple[mx.array, mx.array]:
     values, ids = merge(
         inputs=[some, names],
         template=[("PER", -(-parts * TOP // THREADS))],
-        grid=(rows * THREADS, 1, 1),
-        threadgroup=(THREADS, 1, 1),
+        blocks=rows,
         output_shapes=[(rows, TOP)] * 2,
         output_dtypes=[mx.float32, mx.int32],
     )
@@ -126,10 +122,8 @@ def walk(
             anchor.astype(mx.int32),
         ],
         template=[("In", projected.dtype)],
-        grid=(THREADS, 1, 1),
-        threadgroup=(THREADS, 1, 1),
+        blocks=1,
         output_shapes=[(projected.shape[0],)],
         output_dtypes=[mx.int32],
     )
-    result: mx.array = out
-    return result
+    return out

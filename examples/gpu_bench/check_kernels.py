@@ -94,7 +94,7 @@ def check_attention(heads: int, kv_heads: int, dim: int, rotated: int) -> int:
         setattr(attention, name, norm)
     packed = mx.random.normal((1, 16, heads, 2 * dim)).astype(mx.bfloat16)
     raw = mx.random.normal((1, 16, kv_heads, dim)).astype(mx.bfloat16)
-    buffer = mx.random.normal((2, 1, kv_heads, 2560, dim)).astype(mx.bfloat16)
+    buffer = mx.random.normal((2, 1, kv_heads, 2600, dim)).astype(mx.bfloat16)
     worst, bitwise = 0.0, True
     for rows, count in ((1, 5), (1, 2500), (8, 40), (8, 129), (16, 2500), (5, 1000)):
         if heads // kv_heads * rows > 64 or not fits_heads(attention, rope, rows):
@@ -108,26 +108,31 @@ def check_attention(heads: int, kv_heads: int, dim: int, rotated: int) -> int:
         ):
             turned = rope(norm(heads_of).transpose(0, 2, 1, 3), offset=count - rows)
             worst = max(worst, _error(made, _f64(turned)))
-        held = buffer[0, :, :, :count], buffer[1, :, :, :count]
+        first = 60  # the context begins somewhere in its buffer
+        held = [part[:, :, first : first + count] for part in buffer]
+        whole: Any = (buffer[0], buffer[1], mx.array([first, count - rows]), dim**-0.5)
+        own = held[0][:, :, count - rows :], held[1][:, :, count - rows :].transpose(0, 2, 1, 3)
         for gate in (None, packed[:, :rows]):
-            out = attend(queries, *held, dim**-0.5, gate=gate)
+            out = attend(queries, *whole, gate=gate)
             plain = mx.fast.scaled_dot_product_attention(
                 *(a.astype(mx.float32) for a in (queries, *held)), scale=dim**-0.5, mask="causal"
             ).transpose(0, 2, 1, 3)
             if gate is not None:
                 plain = plain * mx.sigmoid(gate[..., dim:].astype(mx.float32))
             worst = max(worst, _error(out, _f64(plain.reshape(1, rows, -1))))
+            bitwise &= bool(mx.array_equal(out, attend(queries, *whole, gate=gate, block=own)))
             row = rows // 2
-            seen = count - rows + row + 1
+            cut = [part[:, :, : first + count - rows + row + 1] for part in buffer]
             alone = attend(
                 queries[:, :, row : row + 1],
-                buffer[0, :, :, :seen],
-                buffer[1, :, :, :seen],
+                cut[0],
+                cut[1],
+                mx.array([first, count - rows + row]),
                 dim**-0.5,
                 gate=None if gate is None else gate[:, row : row + 1],
             )
             bitwise &= bool(mx.array_equal(alone[:, 0], out[:, row]))
-        wide = attend(queries, *held, dim**-0.5, causal=False, window=100)
+        wide = attend(queries, *whole, causal=False, window=100, block=own)
         key = mx.arange(count)[None]
         query = count - rows + mx.arange(rows)[:, None]
         mask = (key >= count - rows) | (query - key < 100)
@@ -165,15 +170,19 @@ def check_gdn(dtype: mx.Dtype, rows: int) -> int:
     state = mx.random.normal((1, 32, 128, 128))
     kernels = CudaKernels()
     y, after, left = kernels.gdn(layer, qkv, window, a, b, state)
+    if rows <= 40:
+        every = kernels.gdn(layer, qkv, window, a, b, state, every=True)
     expected = _recurrence(layer, qkv, window, a, b, state)
     errors = _error(y, expected[0]), _error(after, expected[1])
     one_state, one_window, bitwise = state, window, True
-    for row in range(min(rows, 40)):
+    for row in range(rows if rows <= 40 else 0):
         at = slice(row, row + 1)
         one, one_state, one_window = kernels.gdn(
             layer, qkv[:, at], one_window, a[:, at], b[:, at], one_state
         )
         bitwise &= bool(mx.array_equal(one[:, 0], y[:, row]))
+        bitwise &= bool(mx.array_equal(one_state[0], every[1][row]))
+        bitwise &= bool(mx.array_equal(one_window, every[2][:, row + 1 : row + 4]))
     if rows <= 40:
         bitwise &= bool(mx.array_equal(one_state, after) and mx.array_equal(one_window, left))
     norm_error = _check_norm(kernels, dtype, y)

@@ -1,0 +1,125 @@
+"""One CUDA kernel as a call on MLX arrays.
+
+A kernel's text is completed by its template arguments and the types of its arrays, compiled once
+(`compiler.py`), and its shapes are handed over as whole numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from .compiler import compiled
+
+THREADS = 256
+"""Threads of a block, as `primitives.cu` counts on."""
+TYPES = {
+    mx.bfloat16: "__nv_bfloat16",
+    mx.float32: "float",
+    mx.int32: "int",
+    mx.uint32: "unsigned",
+}
+PREAMBLE = """
+#include <cuda_bf16.h>
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+"""
+BOUNDS = f"__launch_bounds__({THREADS})"
+"""Without it the compiler counts on 1024 threads and spills what does not fit in 64 registers."""
+SHAPE = re.compile(r"\b(\w+)_shape\[(\d)\]")
+
+Template = Sequence[tuple[str, Any]]
+Scalars = Mapping[str, int | float]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """CUDA text with a hole for types and constants. `body` names arrays, template arguments and
+    scalars; `x_shape[i]` in it becomes a number at the call.
+
+    Inputs are made row-contiguous where they are not.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    body: str
+    header: str
+    _made: dict[Any, tuple[str, bytes]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array],
+        blocks: int,
+        output_shapes: Sequence[tuple[int, ...]],
+        output_dtypes: Sequence[mx.Dtype],
+        template: Template = (),
+        scalars: Scalars | None = None,
+    ) -> list[mx.array]:
+        """Lazy outputs of `blocks` blocks of THREADS threads."""
+        given = dict(scalars or {})
+        shapes = dict(zip(self.inputs, (array.shape for array in inputs), strict=True))
+        for array, axis in self._shapes():
+            given[f"{array}_dim{axis}"] = shapes[array][axis]
+        dtypes = (*(array.dtype for array in inputs), *output_dtypes)
+        key = (tuple(template), dtypes, tuple((n, type(v)) for n, v in given.items()))
+        if key not in self._made:
+            self._made[key] = self._compile(template, dtypes, given)
+        name, cubin = self._made[key]
+        run: Callable[..., list[mx.array]] = mx.fast.precompiled_cuda_kernel
+        return run(
+            name=name,
+            compiled_source=cubin,
+            inputs=list(inputs),
+            output_shapes=list(output_shapes),
+            output_dtypes=list(output_dtypes),
+            scalars=list(given.values()),
+            grid=(blocks * THREADS, 1, 1),
+            threadgroup=(THREADS, 1, 1),
+            ensure_row_contiguous=True,
+        )
+
+    def text(self, symbol: str, template: Template, dtypes: Sequence[Any], given: Scalars) -> str:
+        """The whole source of one variant."""
+        arrays = [*self.inputs, *self.outputs]
+        constants = [
+            f"constexpr int {name} = {int(value)};"
+            if isinstance(value, int)
+            else f"using {name} = {TYPES[value]};"
+            for name, value in template
+        ]
+        parameters = [
+            f"{'const ' if index < len(self.inputs) else ''}{TYPES[dtype]}* {name}"
+            for index, (name, dtype) in enumerate(zip(arrays, dtypes, strict=True))
+        ]
+        parameters += [
+            f"{'int' if isinstance(value, int) else 'float'} {name}"
+            for name, value in given.items()
+        ]
+        body = SHAPE.sub(r"\1_dim\2", self.body)
+        return (
+            f"{PREAMBLE}{self.header}\n"
+            f'extern "C" __global__ void {BOUNDS} {symbol}(\n  '
+            + ",\n  ".join(parameters)
+            + ") {\n"
+            + "\n".join(constants)
+            + f"\n{body}\n}}\n"
+        )
+
+    def _shapes(self) -> list[tuple[str, int]]:
+        return [(name, int(axis)) for name, axis in dict.fromkeys(SHAPE.findall(self.body))]
+
+    def _compile(
+        self, template: Template, dtypes: Sequence[Any], given: Scalars
+    ) -> tuple[str, bytes]:
+        words = [str(v).rsplit(".", 1)[-1] for _, v in template]
+        # MLX keeps loaded kernels by name: one for each set of types.
+        words += [TYPES[dtype].strip("_")[:4] for dtype in dtypes]
+        symbol = "_".join(["dflash", self.name, *words])
+        return symbol, compiled(symbol, self.text(symbol, template, dtypes, given))
