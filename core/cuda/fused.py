@@ -70,6 +70,18 @@ def split_segments(linear: Sequence[bool]) -> list[Segment]:
     return segments
 
 
+def attend_gated(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    span: mx.array,
+    gate: mx.array,
+    scale: float,
+) -> mx.array:
+    """`attend` as one traced function for every layer of the same shapes."""
+    return attend(queries, keys, values, span, scale, gate=gate)
+
+
 class FusedDecoder:
     """Runs rows through the layers of one hybrid body (layers, norm), and replays a block."""
 
@@ -82,6 +94,7 @@ class FusedDecoder:
             record: [compile(partial(self._segment, segment, record)) for segment in self._segments]
             for record in (False, True)
         }
+        self._attention = compile(attend_gated)
 
     def run(
         self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
@@ -236,8 +249,8 @@ class FusedDecoder:
         attention, rows = layer.self_attn, queries.shape[2]
         if self._is_fused(attention, rows, queries.dtype):
             entry.update_and_fetch(keys, values)
-            scale: float = attention.scale
-            return [attend(queries, entry.keys, entry.values, span, scale, gate=gate)]
+            scale = float(attention.scale)
+            return [self._attention(queries, entry.keys, entry.values, span, gate, scale)]
         mask = create_attention_mask(gate, entry)
         queries = attention.rope(queries, offset=entry.offset)
         keys = attention.rope(keys, offset=entry.offset)

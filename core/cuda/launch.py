@@ -7,6 +7,7 @@ A kernel's text is completed by its template arguments and the types of its arra
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +80,7 @@ class Kernel:
             inputs=list(inputs),
             output_shapes=list(output_shapes),
             output_dtypes=list(output_dtypes),
-            scalars=list(given.values()),
+            scalars=[_as_single(value) for value in given.values()],
             grid=(blocks * THREADS, 1, 1),
             threadgroup=(THREADS, 1, 1),
             ensure_row_contiguous=True,
@@ -123,3 +124,11 @@ class Kernel:
         words += [TYPES[dtype].strip("_")[:4] for dtype in dtypes]
         symbol = "_".join(["dflash", self.name, *words])
         return symbol, compiled(symbol, self.text(symbol, template, dtypes, given))
+
+
+def _as_single(value: int | float) -> int | float:
+    """MLX takes a float only where float32 holds it exactly."""
+    if isinstance(value, int):
+        return value
+    single: float = struct.unpack("f", struct.pack("f", value))[0]
+    return single
