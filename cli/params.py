@@ -70,8 +70,8 @@ KernelsOption = Annotated[
     typer.Option(
         "--kernels",
         metavar="|".join(KERNELS_VALUES),
-        help="fused: the suite's own CUDA kernels for dense hybrid targets. Faster a pass, but MLX "
-        "compiles them anew in every process, about a minute.",
+        help="fused: the suite's own CUDA kernels, for hybrid targets in bfloat16 or 4 bits; auto: "
+        "those where they fit; stock: MLX's own.",
     ),
 ]
 BlockSizeOption = Annotated[

@@ -13,6 +13,11 @@ def on_cpu() -> bool:
     return bool(mx.default_device() == mx.cpu)
 
 
+def on_cuda() -> bool:
+    """True where MLX computes on an NVIDIA GPU."""
+    return bool(mx.default_device() == mx.gpu and mx.cuda.is_available())
+
+
 def start_eval(arrays: Sequence[mx.array]) -> None:
     """Queue arrays on the device and go on."""
     queue: Any = mx.async_eval

@@ -60,7 +60,8 @@ def load_target(
 ) -> LoadedTarget:
     """Load weights and tokenizer, cast to the compute dtype, and probe the forward.
 
-    kernels: `stock`, MLX's and mlx-lm's own, or `fused`, the suite's for CUDA. Raises
+    kernels: `stock`, MLX's and mlx-lm's own; `fused`, the suite's for CUDA; `auto`, those where
+    they fit. Raises
     UnsupportedModel, TensorError or CheckpointError, each naming the file; OptionError for fused
     kernels where they cannot run; ProbeFailed where the suite's forward is not mlx-lm's own to
     the last bit, or the fused one not the same up to rounding.
@@ -86,17 +87,20 @@ def load_target(
     eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
     target = Target(backbone, replace(config, eos_ids=eos_ids))
     probe_forward(target)
-    if wanted == "fused":
-        target = _fused(target)
+    if wanted != "stock":
+        target = _fused(target, required=wanted == "fused")
     return LoadedTarget(target, tokenizer)
 
 
-def _fused(plain: Target) -> Target:
-    """The target over the suite's CUDA kernels, held to the plain one."""
+def _fused(plain: Target, required: bool) -> Target:
+    """The target over the suite's CUDA kernels, held to the plain one; the plain one where they
+    do not fit and are not required."""
     backbone = fused_backbone(plain.backbone)
-    if backbone is None:
+    if backbone is None or not (required or backbone.fits):
+        if not required:
+            return plain
         raise OptionError(
-            f"--kernels fused needs MLX on CUDA and a dense hybrid target, not "
+            f"--kernels fused needs MLX on CUDA and a hybrid target, not "
             f"{plain.config.model_type} on this device; leave it out"
         )
     target = Target(backbone, plain.config)

@@ -14,10 +14,10 @@ MtpHidden = Literal["post", "pre"]
 """Which hidden rows feed an MTP head: after the target's final norm, or before it."""
 MTP_HIDDEN_VALUES: tuple[MtpHidden, ...] = get_args(MtpHidden)
 
-Kernels = Literal["stock", "fused"]
+Kernels = Literal["auto", "stock", "fused"]
 KERNELS_VALUES: tuple[Kernels, ...] = get_args(Kernels)
-DEFAULT_KERNELS: Kernels = "stock"
-"""fused is faster a pass on CUDA, but MLX compiles its kernels anew in every process."""
+DEFAULT_KERNELS: Kernels = "auto"
+"""auto: fused where they fit, which is a bfloat16 or 4-bit hybrid target on CUDA."""
 
 MAX_DRAFT_TOKENS = 6
 """R17: an MTP head is chained for 1..6 drafts a round."""
@@ -113,7 +113,7 @@ def require_positive(name: str, value: int) -> None:
 
 
 def parse_kernels(text: str) -> Kernels:
-    """stock or fused, trimmed and lower-cased."""
+    """auto, stock or fused, trimmed and lower-cased."""
     value = text.strip().lower()
     if value not in KERNELS_VALUES:
         raise OptionError(f"kernels '{text}' is unknown (expected {'|'.join(KERNELS_VALUES)})")

@@ -74,6 +74,13 @@ class ContextBuffer:
         end = self._end + keys.shape[2]
         return self._keys[:, :, self._start : end], self._values[:, :, self._start : end]
 
+    def whole_with_block(
+        self, keys: mx.array, values: mx.array
+    ) -> tuple[mx.array, mx.array, slice]:
+        """As with_block, but the whole buffers, and which of their rows count."""
+        self._write(keys, values)
+        return self._keys, self._values, slice(self._start, self._end + keys.shape[2])
+
     def _write(self, keys: mx.array, values: mx.array) -> None:
         """Put rows behind the context, making room first."""
         self.reserve(keys.shape[2])

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..core.choose import Draws
+from ..core.device import on_cuda
 from ..core.errors import ConfigError
 from ..core.mlx_models import model_module
 from ..core.sampling import Proposal, draw
@@ -52,9 +53,13 @@ class Attention(nn.Module):
         rows = x.shape[1]
         queries = self.q_norm(self._heads(self.q_proj(x), self.heads)).transpose(0, 2, 1, 3)
         queries = rope(queries, offset=offset)
-        context_rows = context.rows
-        keys, values = context.with_block(*self.keys_values(x, rope, offset))
-        mask = block_mask(rows, context_rows, self.window, self.causal)
+        keys, values = self.keys_values(x, rope, offset)
+        mask = block_mask(rows, context.rows, self.window, self.causal)
+        if on_cuda():  # cuDNN plans anew for every number of keys: give it few of them
+            keys, values, live = context.whole_with_block(keys, values)
+            mask = mask_outside(mask, rows, live, keys.shape[2])
+        else:
+            keys, values = context.with_block(keys, values)
         out = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.head_dim**-0.5, mask=mask
         )
@@ -82,6 +87,13 @@ def block_mask(rows: int, context_rows: int, window: int | None, causal: bool) -
     if causal:
         in_block = in_block & (key <= query)
     return in_context | in_block
+
+
+def mask_outside(mask: mx.array | None, rows: int, live: slice, count: int) -> mx.array:
+    """(T, count) for a buffer of which only the rows `live` count; mask: for those (T, n)."""
+    if mask is None:
+        mask = mx.ones((rows, live.stop - live.start), dtype=mx.bool_)
+    return mx.pad(mask, [(0, 0), (live.start, count - live.stop)])
 
 
 class Mlp(nn.Module):

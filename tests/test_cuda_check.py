@@ -68,6 +68,7 @@ KERNELS = [
     lambda: sources.gdn_kernel.__wrapped__(),
     lambda: sources.norm_kernel.__wrapped__(),
     lambda: sources.prepare_kernel.__wrapped__(),
+    lambda: sources.prepare_keys_kernel.__wrapped__(),
     lambda: sources.attention_kernel.__wrapped__(False),
     lambda: sources.attention_kernel.__wrapped__(True),
     lambda: sources.combine_kernel.__wrapped__(True),

@@ -11,6 +11,7 @@ from naive_drafter import is_visible
 from tiny import HIDDEN, as_ids
 from tiny_drafter import BLOCK, make_drafter, observe_taps, tap_rows
 
+from dflash_suite.drafters import layers
 from dflash_suite.drafters.dflash import DFlashDrafter
 from dflash_suite.drafters.layers import block_mask
 
@@ -169,3 +170,21 @@ def test_reset_forgets_everything(tmp_path: Path) -> None:
     assert as_ids(again.draft(ANCHOR, 4)) == fresh
     observe_taps(drafter, tap_rows(2))
     assert (drafter.position, drafter.context_lengths) == (5, [2, 2])
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflash2"])
+@pytest.mark.parametrize("rows", [0, 3, 30, 300])
+def test_attention_over_whole_buffers_is_attention_over_their_live_rows(
+    tmp_path: Path, kind: Any, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = make_drafter(tmp_path, kind, **MIXED)
+    taps = tap_rows(rows) if rows else tap_rows(1)[:, :0]
+    expected = hidden_after(drafter, taps)
+    monkeypatch.setattr(layers, "on_cuda", lambda: True)
+    found = hidden_after(drafter, taps)
+    assert all(length < buffer.capacity for length, buffer in _buffers(drafter))
+    assert mx.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def _buffers(drafter: DFlashDrafter) -> list[tuple[int, Any]]:
+    return list(zip(drafter.context_lengths, drafter._buffers, strict=True))

@@ -45,22 +45,29 @@ __device__ __forceinline__ void norm_and_rotate(
   }
 }
 
-// q (T, H, S) of which the first D of every S are queries; k (T, Hk, D). Out: (H, T, D), (Hk, T, D).
+// q (T, H, S) of which the first D of every S are queries; k, v (T, Hk, D). Out: (H, T, D) and twice
+// (Hk, T, D); values are only put in that order.
 template <typename In, int D, int ROPE>
 __device__ __forceinline__ void prepare(
-    const In* q, const In* k, const In* q_weight, const In* k_weight, In* q_out, In* k_out, int T,
-    int H, int S, int Hk, int position, float q_eps, float k_eps, float log2_base) {
+    const In* q, const In* k, const In* v, const In* q_weight, const In* k_weight, In* q_out,
+    In* k_out, In* v_out, int T, int H, int S, int Hk, int position, float q_eps, float k_eps,
+    float log2_base) {
   const int index = blockIdx.x * kWarps + threadIdx.x / 32;
-  const int head = index % (H + Hk), t = index / (H + Hk);
+  const int head = index % (H + 2 * Hk), t = index / (H + 2 * Hk), key_head = head - H;
   if (t >= T) return;
-  if (head < H)
+  if (head < H) {
     norm_and_rotate<In, D, ROPE>(
         q + (size_t(t) * H + head) * S, q_weight, q_out + (size_t(head) * T + t) * D, position + t,
         q_eps, log2_base);
-  else
+  } else if (key_head < Hk) {
     norm_and_rotate<In, D, ROPE>(
-        k + (size_t(t) * Hk + head - H) * D, k_weight, k_out + (size_t(head - H) * T + t) * D,
+        k + (size_t(t) * Hk + key_head) * D, k_weight, k_out + (size_t(key_head) * T + t) * D,
         position + t, k_eps, log2_base);
+  } else {
+    const int value_head = key_head - Hk;
+    for (int i = threadIdx.x % 32; i < D; i += 32)
+      v_out[(size_t(value_head) * T + t) * D + i] = v[(size_t(t) * Hk + value_head) * D + i];
+  }
 }
 
 // One tile of keys for one key head and all its query rows: R >= G * T rows, a multiple of 8.
@@ -74,14 +81,14 @@ struct Tile {
     const In* block;
     int start, split;
 
-    __device__ __forceinline__ const In* row(int j, size_t block_stride) const {
+    __device__ __forceinline__ const In* row(int j) const {
       const int at = start + j;
-      return at < split ? cache + size_t(at) * D : block + size_t(at - split) * block_stride;
+      return at < split ? cache + size_t(at) * D : block + size_t(at - split) * D;
     }
   };
 
   // q (1, H, T, D); k and v (1, Hk, capacity, D), of which `context` rows from `first` on count,
-  // and the block's own T behind them: there too, or in k_block (1, Hk, T, D), v_block (T, Hk, D).
+  // and the block's own T behind them: there too, or in k_block and v_block (1, Hk, T, D).
   // sums (Hk * tiles, R, D), peaks and weights (Hk * tiles, R).
   static __device__ __forceinline__ void run(
       const In* q, const In* k, const In* v, const In* k_block, const In* v_block, float* sums,
@@ -102,7 +109,7 @@ struct Tile {
     const Keys keys{
         k + (size_t(head) * capacity + first) * D, k_block + size_t(head) * T * D, start, split};
     const Keys held{
-        v + (size_t(head) * capacity + first) * D, v_block + size_t(head) * D, start, split};
+        v + (size_t(head) * capacity + first) * D, v_block + size_t(head) * T * D, start, split};
     scores(q + size_t(head) * groups * T * D, keys, p, live, count);
     __syncthreads();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -133,7 +140,7 @@ struct Tile {
       }
     }
     __syncthreads();
-    values(held, size_t(Hk) * D, p, sums + size_t(blockIdx.x) * R * D, live, count);
+    values(held, p, sums + size_t(blockIdx.x) * R * D, live, count);
   }
 
   // p[key][row] = k . q: a warp for 16 keys, all rows.
@@ -154,7 +161,7 @@ struct Tile {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int key = warp * 16 + g + 8 * h;
-        a[h] = key < count ? load_once(keys.row(key, D) + at) : zero;
+        a[h] = key < count ? load_once(keys.row(key) + at) : zero;
       }
 #pragma unroll
       for (int m = 0; m < R / 8; ++m) {
@@ -173,7 +180,7 @@ struct Tile {
 
   // out[row][d] = sum over keys of p[key][row] * v[key][d]; 4 rows at a time a thread.
   static __device__ __forceinline__ void values(
-      const Keys& held, size_t block_stride, const float* p, float* out, int live, int count) {
+      const Keys& held, const float* p, float* out, int live, int count) {
     constexpr int kShares = kWarps * 32 / D;  // threads that share out the rows of one column
     constexpr int kRows = R / kShares < 4 ? 4 : R / kShares;
     const int d = threadIdx.x % D, first = (threadIdx.x / D) * kRows;
@@ -184,9 +191,9 @@ struct Tile {
     const int behind = held.split - held.start, inside = count < behind ? count : behind;
 #pragma unroll 4
     for (int j = 0; j < inside; ++j)
-      add<kRows>(sum, p + j * kRowStride + first, float(held.row(j, block_stride)[d]));
+      add<kRows>(sum, p + j * kRowStride + first, float(held.row(j)[d]));
     for (int j = inside > 0 ? inside : 0; j < count; ++j)
-      add<kRows>(sum, p + j * kRowStride + first, float(held.row(j, block_stride)[d]));
+      add<kRows>(sum, p + j * kRowStride + first, float(held.row(j)[d]));
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
       if (first + r < live) out[size_t(first + r) * D + d] = sum[r];

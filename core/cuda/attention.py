@@ -5,6 +5,7 @@ A row's result does not depend on the other rows of the block, nor on keys that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log2
 from typing import Any
 
@@ -44,28 +45,45 @@ def head_counts(attention: Any) -> tuple[int, int]:
 
 
 def prepare(
-    attention: Any, rope: Any, queries: mx.array, keys: mx.array, position: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Norms and rotation: queries (1, T, H, S), the first D of S; keys (1, T, Hk, D).
+    attention: Any, rope: Any, heads: Sequence[mx.array], position: mx.array
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Norms and rotation: queries (1, T, H, S), the first D of S; keys and values (1, T, Hk, D).
 
-    position: (1,) int32, of the first row. Returns (1, H, T, D) and (1, Hk, T, D).
+    position: (1,) int32, of the first row. Returns (1, H, T, D) and twice (1, Hk, T, D).
     """
-    _, rows, heads, _ = queries.shape
+    queries, keys, values = heads
+    _, rows, count, _ = queries.shape
     kv_heads, dim = keys.shape[2:]
     q_norm, k_norm = attention.q_norm, attention.k_norm
-    q_out, k_out = sources.prepare_kernel()(
-        inputs=[queries[0], keys[0], q_norm.weight, k_norm.weight, position],
+    q_out, k_out, v_out = sources.prepare_kernel()(
+        inputs=[queries, keys, values, q_norm.weight, k_norm.weight, position],
         template=[("In", queries.dtype), ("D", dim), ("ROPE", rope.dims)],
         scalars={
             "q_eps": float(q_norm.eps),
             "k_eps": float(k_norm.eps),
             "log2_base": log2(rope.base),
         },
-        blocks=-(-rows * (heads + kv_heads) // 8),
-        output_shapes=[(1, heads, rows, dim), (1, kv_heads, rows, dim)],
-        output_dtypes=[queries.dtype, queries.dtype],
+        blocks=-(-rows * (count + 2 * kv_heads) // 8),
+        output_shapes=[(1, count, rows, dim), *[(1, kv_heads, rows, dim)] * 2],
+        output_dtypes=[queries.dtype] * 3,
     )
-    return q_out, k_out
+    return q_out, k_out, v_out
+
+
+def prepare_keys(
+    attention: Any, rope: Any, keys: mx.array, values: mx.array, position: mx.array
+) -> tuple[mx.array, mx.array]:
+    """As `prepare`, for rows that ask nothing: keys and values (1, T, Hk, D) -> (1, Hk, T, D)."""
+    _, rows, heads, dim = keys.shape
+    k_out, v_out = sources.prepare_keys_kernel()(
+        inputs=[keys, values, attention.k_norm.weight, position],
+        template=[("In", keys.dtype), ("D", dim), ("ROPE", rope.dims)],
+        scalars={"k_eps": float(attention.k_norm.eps), "log2_base": log2(rope.base)},
+        blocks=-(-rows * 2 * heads // 8),
+        output_shapes=[(1, heads, rows, dim)] * 2,
+        output_dtypes=[keys.dtype] * 2,
+    )
+    return k_out, v_out
 
 
 def attend(
@@ -83,7 +101,8 @@ def attend(
     """queries (1, H, T, D) over whole buffers of keys and values (1, Hk, capacity, D).
 
     span: (2,) int32, the first buffer row that counts and the rows of context from there on; the
-    queries' own T keys stand behind them, or in block: (keys (1, Hk, T, D), values (1, T, Hk, D)).
+    queries' own T keys stand behind them, or in block: keys and values
+    (1, Hk, T, D).
     Causal rows see keys up to their own; a window cuts context keys that are `window` or more
     back. gate (1, T, H, S): the last D of S gate the output through their sigmoid. Returns
     (1, T, H * D). Every buffer size compiles nothing new and launches as many blocks as it has

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..backbones import HybridBackbone
 from ..gdn import GdnTape
 from .fused import Compile, FusedDecoder
-from .kernels import MAX_ROWS, CudaKernels, cuda_in_use
+from .kernels import MAX_ROWS, CudaKernels, cuda_in_use, fits_linear
 from .ops import OpKernels
 
 
@@ -24,6 +24,13 @@ class FusedBackbone(HybridBackbone):
         super().__init__(model)
         self._kernels = kernels
         self._decoder = FusedDecoder(self.layers, self.body.norm, kernels, compile)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the projections of a layer and the head are of a kind that the kernels take."""
+        gdn = next(layer.linear_attn for layer in self.layers if layer.is_linear)
+        head = self.body.embed_tokens if self.is_tied else self.text.lm_head
+        return fits_linear(gdn.out_proj, 1) and fits_linear(head, 1)
 
     def head(self, hidden: mx.array) -> mx.array:
         return self._kernels.linear(

@@ -39,10 +39,15 @@ class FusedTape:
         """Rows of the block."""
         return int(self.states.shape[0])
 
-    def after(self, rows: int) -> tuple[mx.array, mx.array]:
-        """(window, state) as if only the first `rows` rows had been fed."""
-        before = self.windows.shape[1] - self.rows
-        return self.windows[:, rows : rows + before], self.states[rows - 1 : rows]
+
+def cut_tapes(keep: int, held: Sequence[Sequence[mx.array]]) -> list[list[mx.array]]:
+    """[window, state] of each tape's [windows, states] as if only the first `keep` rows had been
+    fed; traced, since 48 slices cost Python more than they cost the device."""
+    ends = []
+    for windows, states in held:
+        before = windows.shape[1] - states.shape[0]
+        ends.append([windows[:, keep : keep + before], states[keep - 1 : keep]])
+    return ends
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class FusedDecoder:
             for record in (False, True)
         }
         self._attention = compile(attend_gated)
+        self._compile = compile
+        self._cuts: dict[int, Callable[..., Any]] = {}
 
     def run(
         self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
@@ -139,7 +146,11 @@ class FusedDecoder:
     def replay(self, tapes: Sequence[FusedTape | None], keep: int) -> list[Any]:
         """Per layer (window, state) as if only the first `keep` rows had been fed, None for
         attention layers; bitwise what feeding them gives, and no work for the device."""
-        return [None if tape is None else tape.after(keep) for tape in tapes]
+        if keep not in self._cuts:
+            self._cuts[keep] = self._compile(partial(cut_tapes, keep))
+        held = [[tape.windows, tape.states] for tape in tapes if tape is not None]
+        ends = iter(self._cuts[keep](held))
+        return [None if tape is None else next(ends) for tape in tapes]
 
     def _state(self, layer: Any, entry: Any, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         """(window, state) of a GDN layer's cache; zeros before the first row."""
@@ -192,7 +203,7 @@ class FusedDecoder:
         rows = x.shape[1]
         y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record)
         y = kernels.gated_norm(gdn.norm, y, z)
-        hidden = kernels.linear(gdn.out_proj, y.reshape(1, rows, -1), hidden)
+        hidden = kernels.linear(gdn.out_proj, y, hidden)
         ends = [window[:, rows:], state[rows - 1 :]] if record else []
         return self._mlp(layer, hidden), [window, state, *ends]
 
@@ -206,8 +217,8 @@ class FusedDecoder:
             flat = [part.reshape(1, rows, -1) for part in (q, k, v)]
             return mx.concatenate(flat, axis=-1), z, a, b
         modules = (gdn.in_proj_qkv, gdn.in_proj_z, gdn.in_proj_a, gdn.in_proj_b)
-        qkv, z, a, b = self.kernels.several(modules, x)
-        return qkv, z.reshape(1, rows, gdn.num_v_heads, gdn.head_v_dim), a, b
+        qkv, z, a, b = self.kernels.several(modules, x, (0, gdn.num_v_heads, 0, 0))
+        return qkv, z, a, b
 
     def _mlp(self, layer: Any, hidden: mx.array) -> mx.array:
         x = layer.post_attention_layernorm(hidden)
@@ -225,14 +236,13 @@ class FusedDecoder:
         x = layer.input_layernorm(hidden)
         rows = x.shape[1]
         modules = (attention.q_proj, attention.k_proj, attention.v_proj)
-        packed, keys, values = self.kernels.several(modules, x)
-        packed = packed.reshape(1, rows, attention.num_attention_heads, -1)
-        keys, values = (
-            array.reshape(1, rows, attention.num_key_value_heads, -1) for array in (keys, values)
+        kv_heads = attention.num_key_value_heads
+        packed, keys, values = self.kernels.several(
+            modules, x, (attention.num_attention_heads, kv_heads, kv_heads)
         )
         if self._is_fused(attention, rows, x.dtype):
-            queries, keys = prepare(attention, attention.rope, packed, keys, position)
-            return [queries, keys, values.transpose(0, 2, 1, 3), packed]
+            ready = prepare(attention, attention.rope, (packed, keys, values), position)
+            return [*ready, packed]
         queries, gate = mx.split(packed, 2, axis=-1)
         heads = [attention.q_norm(queries), attention.k_norm(keys), values]
         return [*(array.transpose(0, 2, 1, 3) for array in heads), gate.reshape(1, rows, -1)]

@@ -11,10 +11,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..device import on_cuda
 from . import sources
 from .attention import fits_heads
 from .compiler import can_compile
-from .ops import OpKernels
+from .ops import OpKernels, split_heads
 
 MAX_ROWS = 16
 """Rows of the narrow matmul; wider ones are MLX's."""
@@ -24,8 +25,7 @@ WIDE_BLOCKS = 264
 
 def cuda_in_use() -> bool:
     """True where MLX computes on an NVIDIA GPU that the kernels can be compiled for."""
-    is_cuda = mx.default_device() == mx.gpu and mx.cuda.is_available()
-    return bool(is_cuda and can_compile())
+    return on_cuda() and can_compile()
 
 
 def fits_linear(module: Any, rows: int) -> bool:
@@ -74,33 +74,42 @@ class CudaKernels(OpKernels):
         arrays, template = _weights(module)
         outputs = module.weight.shape[0]
         tiles = 2 if outputs % 32 == 0 and outputs // 32 >= WIDE_BLOCKS else 1
-        extra = [] if residual is None else [residual.reshape(rows, outputs)]
+        extra = [] if residual is None else [residual]
         kernel = sources.linear_kernel(len(arrays) > 1, residual is not None)
         (out,) = kernel(
-            inputs=[x.reshape(rows, -1), *arrays, *extra],
+            inputs=[x, *arrays, *extra],
             template=[("RT", tiles), ("MT", _row_tiles(rows)), *template],
+            scalars={"M": rows, "K": x.shape[-1], "N": outputs},
             blocks=outputs // (16 * tiles),
-            output_shapes=[(rows, outputs)],
+            output_shapes=[(*x.shape[:-1], outputs)],
             output_dtypes=[mx.bfloat16],
         )
-        return out.reshape(*x.shape[:-1], outputs)
+        return out
 
-    def several(self, modules: Sequence[Any], x: mx.array) -> list[mx.array]:
+    def several(
+        self, modules: Sequence[Any], x: mx.array, heads: Sequence[int] | None = None
+    ) -> list[mx.array]:
         rows = x.shape[-2]
         fit = x.dtype == mx.bfloat16 and all(fits_linear(module, rows) for module in modules)
         parts = [_weights(module) for module in modules] if fit else []
         if not fit or any(template != parts[0][1] for _, template in parts):
-            return super().several(modules, x)
+            return super().several(modules, x, heads)
         quantized = len(parts[0][0]) > 1
         outputs = [module.weight.shape[0] for module in modules]
-        made = sources.several_kernel(quantized, len(modules))(
-            inputs=[x.reshape(rows, -1), *(array for arrays, _ in parts for array in arrays)],
+        return sources.several_kernel(quantized, len(modules))(
+            inputs=[x, *(array for arrays, _ in parts for array in arrays)],
             template=[("MT", _row_tiles(rows)), *parts[0][1]],
+            scalars={
+                "M": rows,
+                "K": x.shape[-1],
+                **{f"N_{index}": count for index, count in enumerate(outputs)},
+            },
             blocks=sum(outputs) // 16,
-            output_shapes=[(rows, count) for count in outputs],
+            output_shapes=[
+                split_heads(x.shape, count, index, heads) for index, count in enumerate(outputs)
+            ],
             output_dtypes=[mx.bfloat16] * len(outputs),
         )
-        return [out.reshape(*x.shape[:-1], out.shape[-1]) for out in made]
 
     def fits_attention(self, attention: Any, rope: Any, rows: int, dtype: mx.Dtype) -> bool:
         return fits_heads(attention, rope, rows) and dtype == mx.bfloat16
@@ -114,13 +123,14 @@ class CudaKernels(OpKernels):
         arrays, template = _weights(gate)
         outputs = gate.weight.shape[0]
         (out,) = sources.gated_kernel(len(arrays) > 1)(
-            inputs=[x.reshape(rows, -1), *arrays, *_weights(up)[0]],
+            inputs=[x, *arrays, *_weights(up)[0]],
             template=[("MT", _row_tiles(rows)), *template],
+            scalars={"M": rows, "K": x.shape[-1], "N": outputs},
             blocks=outputs // 16,
-            output_shapes=[(rows, outputs)],
+            output_shapes=[(*x.shape[:-1], outputs)],
             output_dtypes=[mx.bfloat16],
         )
-        return out.reshape(*x.shape[:-1], outputs)
+        return out
 
     def gdn(
         self,
@@ -172,15 +182,11 @@ class CudaKernels(OpKernels):
         if not fit or y.dtype not in (mx.bfloat16, mx.float32):
             return super().gated_norm(norm, y, z)
         (out,) = sources.norm_kernel()(
-            inputs=[
-                y.reshape(rows, heads, dim),
-                norm.weight,
-                z.reshape(rows, heads, dim),
-            ],
+            inputs=[y, norm.weight, z],
             template=[("In", y.dtype), ("D", dim)],
             scalars={"eps": float(norm.eps)},
             blocks=-(-rows * heads // 8),
-            output_shapes=[y.shape],
+            output_shapes=[(1, rows, heads * dim)],
             output_dtypes=[y.dtype],
         )
         return out

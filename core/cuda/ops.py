@@ -23,9 +23,15 @@ class OpKernels:
         y: mx.array = module.as_linear(x) if tied else module(x)
         return y if residual is None else residual + y
 
-    def several(self, modules: Sequence[Any], x: mx.array) -> list[mx.array]:
-        """Every layer's output for the same x."""
-        return [self.linear(module, x) for module in modules]
+    def several(
+        self, modules: Sequence[Any], x: mx.array, heads: Sequence[int] | None = None
+    ) -> list[mx.array]:
+        """Every layer's output for the same x; heads: how many each is split into, 0 for none."""
+        outputs = [self.linear(module, x) for module in modules]
+        return [
+            out.reshape(split_heads(x.shape, out.shape[-1], index, heads))
+            for index, out in enumerate(outputs)
+        ]
 
     def fits_attention(self, attention: Any, rope: Any, rows: int, dtype: mx.Dtype) -> bool:
         """Whether `prepare` and `attend` take this attention; plain operations never need them."""
@@ -67,6 +73,14 @@ class OpKernels:
         return mx.concatenate(outputs, axis=1), mx.concatenate(states), conv_input
 
     def gated_norm(self, norm: Any, y: mx.array, z: mx.array) -> mx.array:
-        """The layer's output norm, gated by z."""
+        """The layer's output norm, gated by z: (1, T, Hv, Dv) -> (1, T, Hv * Dv)."""
         normed: mx.array = norm(y, z)
-        return normed
+        return normed.reshape(1, y.shape[1], -1)
+
+
+def split_heads(
+    shape: Sequence[int], width: int, index: int, heads: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Shape of output `index`, `width` wide, for an input of `shape`."""
+    count = heads[index] if heads else 0
+    return (*shape[:-1], count, width // count) if count else (*shape[:-1], width)

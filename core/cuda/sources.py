@@ -11,7 +11,6 @@ from .launch import Kernel
 FOLDER = Path(__file__).resolve().parent
 
 LINEAR = """
-  const int M = x_shape[0], K = x_shape[1], N = w_shape[0];
   dflash::TILE tiles[RT];
   for (int r = 0; r < RT; ++r) {
     const size_t row = (size_t(blockIdx.x) * RT + r) * 16;
@@ -20,7 +19,6 @@ LINEAR = """
   dflash::project<RT, MT>(tiles, x, RESIDUAL, out, M, N, K, int(blockIdx.x) * RT * 16);
 """
 SEVERAL = """
-  const int M = x_shape[0], K = x_shape[1];
   int left = blockIdx.x, block = 0, N = 0;
   dflash::bf16* out = nullptr;
   dflash::TILE tiles[1];
@@ -28,17 +26,16 @@ SEVERAL = """
   dflash::project<1, MT>(tiles, x, nullptr, out, M, N, K, block * 16);
 """
 PICK = """
-  if (N == 0 && left < w_I_shape[0] / 16) {
+  if (N == 0 && left < N_I / 16) {
     block = left;
-    N = w_I_shape[0];
+    N = N_I;
     out = out_I;
     const size_t row = size_t(block) * 16;
     FILL
   }
-  left -= w_I_shape[0] / 16;
+  left -= N_I / 16;
 """
 GATED = """
-  const int M = x_shape[0], K = x_shape[1], N = w_shape[0];
   const size_t row = size_t(blockIdx.x) * 16;
   dflash::TILE tiles[2];
   FILL
@@ -50,8 +47,13 @@ GDN = """
 """
 PREPARE = """
   dflash::prepare<In, D, ROPE>(
-      q, k, q_weight, k_weight, q_out, k_out, q_shape[0], q_shape[1], q_shape[2], k_shape[1],
-      position[0], q_eps, k_eps, log2_base);
+      q, k, v, q_weight, k_weight, q_out, k_out, v_out, q_shape[1], q_shape[2], q_shape[3],
+      k_shape[2], position[0], q_eps, k_eps, log2_base);
+"""
+PREPARE_KEYS = """
+  dflash::prepare<In, D, ROPE>(
+      (const In*)nullptr, k, v, (const In*)nullptr, k_weight, (In*)nullptr, k_out, v_out,
+      k_shape[1], 0, 0, k_shape[2], position[0], 0.0f, k_eps, log2_base);
 """
 ATTEND = """
   dflash::Tile<In, D, R>::run(
@@ -64,7 +66,7 @@ COMBINE = """
       stride);
 """
 NORM = """
-  dflash::gated_norm<In, D>(x, weight, gate, out, x_shape[0] * x_shape[1], eps);
+  dflash::gated_norm<In, D>(x, weight, gate, out, x_shape[1] * x_shape[2], eps);
 """
 
 
@@ -128,9 +130,16 @@ def several_kernel(quantized: bool, count: int) -> Kernel:
 
 @cache
 def prepare_kernel() -> Kernel:
-    """Norms and rotation of the heads that attention needs."""
-    inputs = ["q", "k", "q_weight", "k_weight", "position"]
-    return make("prepare", inputs, ["q_out", "k_out"], PREPARE, "attention")
+    """Norms and rotation of the heads that attention needs, and values put in its order."""
+    inputs = ["q", "k", "v", "q_weight", "k_weight", "position"]
+    return make("prepare", inputs, ["q_out", "k_out", "v_out"], PREPARE, "attention")
+
+
+@cache
+def prepare_keys_kernel() -> Kernel:
+    """The same of keys and values alone."""
+    inputs = ["k", "v", "k_weight", "position"]
+    return make("prepare_keys", inputs, ["k_out", "v_out"], PREPARE_KEYS, "attention")
 
 
 @cache

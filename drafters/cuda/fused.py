@@ -1,4 +1,4 @@
-"""A DFlash2 draft as one traced function over the context buffers.
+"""A DFlash or DFlash2 draft as one traced function over the context buffers.
 
 The same maths as `layers.py`, which stays the reference. Buffers are read in place, with the number
 of rows that count as an array, so that a draft is traced anew only where a buffer has grown. A
@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...core.cuda.attention import attend, fits_heads, prepare
+from ...core.cuda.attention import attend, fits_heads, prepare, prepare_keys
 from ...core.cuda.kernels import MAX_ROWS, CudaKernels, cuda_in_use
 from ..config import DrafterConfig
 from ..context import ContextBuffer
@@ -67,11 +67,13 @@ class FusedDraft:
         model = self._model
         residual = self._embed(ids[None]).astype(mx.float32) * self._config.input_embedding_scale
         for index, (layer, context) in enumerate(zip(model.layers, contexts, strict=True)):
-            residual = self._layer(layer, residual, position, spans[index], context)
+            residual = self._layer(layer, residual, position, spans[index : index + 1], context)
         hidden = ops.row_norm(residual[:, 1:], model.norm)
-        logits = self._head(hidden)[0]
+        logits = self._head(hidden)
+        if self._config.selector is None:
+            return mx.argmax(logits, axis=-1).flatten()
         selector = model.candidate_selector
-        projected = self._kernels.linear(selector.hidden_projection, hidden)[0]
+        projected = self._kernels.linear(selector.hidden_projection, hidden)
         return ops.walk(selector, projected, logits, ids[:1])
 
     def _layer(
@@ -83,15 +85,33 @@ class FusedDraft:
         context: list[mx.array],
     ) -> mx.array:
         """One layer over the block's residual (1, T, hidden) in float32."""
-        linear, attention = self._kernels.linear, layer.self_attn
         x = ops.row_norm(residual, layer.input_layernorm)
+        if self._config.selector is None:
+            residual = residual + self._attend(layer.self_attn, x, position, span, context)
+            x = ops.row_norm(residual, layer.post_attention_layernorm)
+            return residual + self._mlp(layer.mlp, x)
+        linear = self._kernels.linear
         deltas = linear(layer.attention_conv.kernel_projection, x)
         x = ops.convolve(layer.attention_conv, x, deltas, 0)
+        x = self._attend(layer.self_attn, x, position, span, context)
+        residual = ops.convolve(layer.attention_conv, x, deltas, 1, residual)
+        x = ops.row_norm(residual, layer.post_attention_layernorm)
+        deltas = linear(layer.mlp_conv.kernel_projection, x)
+        x = self._mlp(layer.mlp, ops.convolve(layer.mlp_conv, x, deltas, 0))
+        return ops.convolve(layer.mlp_conv, x, deltas, 1, residual)
+
+    def _attend(
+        self,
+        attention: Any,
+        x: mx.array,
+        position: mx.array,
+        span: mx.array,
+        context: list[mx.array],
+    ) -> mx.array:
         modules = (attention.q_proj, attention.k_proj, attention.v_proj)
-        rows = self._kernels.several(modules, x)
-        queries = self._split(rows[0], attention.heads)
-        keys, values = (self._split(part, attention.kv_heads) for part in rows[1:])
-        queries, keys = prepare(attention, self._rope, queries, keys, position)
+        counts = (attention.heads, attention.kv_heads, attention.kv_heads)
+        heads = self._kernels.several(modules, x, counts)
+        queries, keys, values = prepare(attention, self._rope, heads, position)
         mixed = attend(
             queries,
             context[0],
@@ -102,25 +122,12 @@ class FusedDraft:
             window=attention.window,
             block=(keys, values),
         )
-        return self._after(layer, residual, mixed, deltas)
+        return self._kernels.linear(attention.o_proj, mixed)
 
-    def _after(self, layer: Any, residual: mx.array, mixed: mx.array, deltas: mx.array) -> mx.array:
-        kernels = self._kernels
-        x = kernels.linear(layer.self_attn.o_proj, mixed)
-        residual = ops.convolve(layer.attention_conv, x, deltas, 1, residual)
-        x = ops.row_norm(residual, layer.post_attention_layernorm)
-        deltas = kernels.linear(layer.mlp_conv.kernel_projection, x)
-        x = ops.convolve(layer.mlp_conv, x, deltas, 0)
-        gated = kernels.gated(layer.mlp.gate_proj, layer.mlp.up_proj, x)
-        x = kernels.linear(layer.mlp.down_proj, gated)
-        return ops.convolve(layer.mlp_conv, x, deltas, 1, residual)
-
-    def _turned(
-        self, attention: Any, keys: mx.array, values: mx.array, position: mx.array
-    ) -> list[mx.array]:
-        """Keys and values (1, heads, n, head_dim) with positions."""
-        keys = self._rope(attention.k_norm(keys).transpose(0, 2, 1, 3), offset=position)
-        return [keys, values.transpose(0, 2, 1, 3)]
+    def _mlp(self, mlp: Any, x: mx.array) -> mx.array:
+        return self._kernels.linear(
+            mlp.down_proj, self._kernels.gated(mlp.gate_proj, mlp.up_proj, x)
+        )
 
     def _context_rows(self, taps: mx.array, position: mx.array) -> list[list[mx.array]]:
         model = self._model
@@ -128,29 +135,28 @@ class FusedDraft:
         fused = model.hidden_norm(self._kernels.linear(model.fc, rows))
         attentions = [layer.self_attn for layer in model.layers]
         modules = [module for one in attentions for module in (one.k_proj, one.v_proj)]
-        made = []
-        projected = self._kernels.several(modules, fused)
-        for index, attention in enumerate(attentions):
-            pair = projected[2 * index : 2 * index + 2]
-            keys, values = (self._split(part, attention.kv_heads) for part in pair)
-            made.append(self._turned(attention, keys, values, position))
-        return made
-
-    @staticmethod
-    def _split(x: mx.array, heads: int) -> mx.array:
-        return x.reshape(1, x.shape[1], heads, -1)
+        counts = [one.kv_heads for one in attentions for _ in range(2)]
+        projected = self._kernels.several(modules, fused, counts)
+        pairs = zip(attentions, projected[::2], projected[1::2], strict=True)
+        return [
+            list(prepare_keys(attention, self._rope, keys, values, position))
+            for attention, keys, values in pairs
+        ]
 
 
 def can_fuse(model: Any, config: DrafterConfig, rope: Any) -> bool:
-    """True on CUDA for a bfloat16 DFlash2 drafter whose sizes the kernels take."""
-    if not cuda_in_use() or config.selector is None or config.selector.selector_top_k != ops.TOP:
+    """True on CUDA for a bfloat16 drafter whose sizes the kernels take."""
+    if not cuda_in_use():
         return False
-    dtypes = {
-        model.norm.weight.dtype,
-        model.candidate_selector.predecessor_codebook.dtype,
-        model.candidate_selector.successor_codebook.dtype,
-        *(layer.attention_conv.base_kernel.dtype for layer in model.layers),
-    }
+    dtypes = {model.norm.weight.dtype}
+    if config.selector is not None:
+        if config.selector.selector_top_k != ops.TOP:
+            return False
+        dtypes |= {
+            model.candidate_selector.predecessor_codebook.dtype,
+            model.candidate_selector.successor_codebook.dtype,
+            *(layer.attention_conv.base_kernel.dtype for layer in model.layers),
+        }
     rows = min(config.block_size, MAX_ROWS)
     heads_fit = all(fits_heads(layer.self_attn, rope, rows) for layer in model.layers)
     return dtypes == {mx.bfloat16} and heads_fit

@@ -18,21 +18,21 @@ TOP = 16
 HELD = 32
 """Logits a thread holds while it looks for the largest."""
 
-ROW_NORM = "dflash::row_norm<In>(x, weight, out, x_shape[1], eps);"
+ROW_NORM = "dflash::row_norm<In>(x, weight, out, x_shape[2], eps);"
 CONVOLVE = """
   dflash::convolve<In, Out>(
-      x, deltas, base, RESIDUAL, out, int(x_shape[0]), int(x_shape[1]), int(base_shape[1]), G,
+      x, deltas, base, RESIDUAL, out, x_shape[1], x_shape[2], base_shape[1], G,
       PLANE);
 """
 TOP_FIRST = """
   dflash::top<In, 16, PER>(
-      logits, nullptr, values, ids, int(logits_shape[1]), int(gridDim.x) / int(logits_shape[0]));
+      logits, nullptr, values, ids, logits_shape[2], int(gridDim.x) / logits_shape[1]);
 """
-TOP_MERGE = "dflash::top<float, 16, PER>(some, names, values, ids, int(some_shape[1]), 1);"
+TOP_MERGE = "dflash::top<float, 16, PER>(some, names, values, ids, some_shape[1], 1);"
 WALK = """
   dflash::walk<In, 16>(
       unary, candidates, projected, predecessors, successors, anchor, out,
-      int(projected_shape[0]), int(projected_shape[1]));
+      projected_shape[1], projected_shape[2]);
 """
 
 
@@ -48,7 +48,7 @@ def row_norm(residual: mx.array, norm: Any) -> mx.array:
     dtype = norm.weight.dtype
     kernel = _kernel("row_norm", ("x", "weight"), ("out",), ROW_NORM)
     (out,) = kernel(
-        inputs=[residual[0], norm.weight],
+        inputs=[residual, norm.weight],
         template=[("In", dtype)],
         scalars={"eps": float(norm.eps)},
         blocks=rows,
@@ -72,7 +72,7 @@ def convolve(
     body = CONVOLVE.replace("RESIDUAL", "nullptr" if residual is None else "residual")
     kernel = _kernel(name, ("x", "deltas", "base", *extra), ("out",), body)
     (out,) = kernel(
-        inputs=[x[0], deltas, conv.base_kernel, *([] if residual is None else [residual[0]])],
+        inputs=[x, deltas, conv.base_kernel, *([] if residual is None else [residual])],
         template=[("In", x.dtype), ("Out", out_dtype), ("G", conv.groups), ("PLANE", plane)],
         blocks=-(-rows * width // THREADS),
         output_shapes=[(1, rows, width)],
@@ -82,8 +82,8 @@ def convolve(
 
 
 def top_candidates(logits: mx.array) -> tuple[mx.array, mx.array]:
-    """logits (T, V) -> (logits (T, 16) float32, ids (T, 16) int32), the largest first."""
-    rows, vocab = logits.shape
+    """logits (1, T, V) -> (logits (T, 16) float32, ids (T, 16) int32), the largest first."""
+    _, rows, vocab = logits.shape
     parts = -(-vocab // (HELD * THREADS))
     first = _kernel("top_first", ("logits",), ("values", "ids"), TOP_FIRST)
     some, names = first(
@@ -109,7 +109,7 @@ def top_candidates(logits: mx.array) -> tuple[mx.array, mx.array]:
 def walk(
     selector: CandidateSelector, projected: mx.array, logits: mx.array, anchor: mx.array
 ) -> mx.array:
-    """The selector's path: projected (T, rank), logits (T, V), anchor (1,) -> ids (T,)."""
+    """The selector's path: projected (1, T, rank), logits (1, T, V), anchor (1,) -> ids (T,)."""
     unary, candidates = top_candidates(logits)
     names = ("unary", "candidates", "projected", "predecessors", "successors", "anchor")
     (out,) = _kernel("walk", names, ("out",), WALK)(
@@ -123,7 +123,7 @@ def walk(
         ],
         template=[("In", projected.dtype)],
         blocks=1,
-        output_shapes=[(projected.shape[0],)],
+        output_shapes=[(projected.shape[1],)],
         output_dtypes=[mx.int32],
     )
     return out

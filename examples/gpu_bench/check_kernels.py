@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
 
-from dflash_suite.core.cuda.attention import attend, fits_heads, prepare
+from dflash_suite.core.cuda.attention import attend, fits_heads, prepare, prepare_keys
 from dflash_suite.core.cuda.kernels import CudaKernels, cuda_in_use
 from dflash_suite.core.cuda.ops import OpKernels
 
@@ -100,7 +100,11 @@ def check_attention(heads: int, kv_heads: int, dim: int, rotated: int) -> int:
         if heads // kv_heads * rows > 64 or not fits_heads(attention, rope, rows):
             continue
         at = mx.array([count - rows], dtype=mx.int32)
-        queries, keys = prepare(attention, rope, packed[:, :rows], raw[:, :rows], at)
+        heads_in = packed[:, :rows], raw[:, :rows], raw[:, :rows]
+        queries, keys, moved = prepare(attention, rope, heads_in, at)
+        alone = prepare_keys(attention, rope, *heads_in[1:], at)
+        bitwise &= bool(mx.array_equal(alone[0], keys) and mx.array_equal(alone[1], moved))
+        bitwise &= bool(mx.array_equal(moved, raw[:, :rows].transpose(0, 2, 1, 3)))
         split = packed[:, :rows, :, :dim]
         for made, heads_of, norm in (
             (queries, split, attention.q_norm),
@@ -111,7 +115,7 @@ def check_attention(heads: int, kv_heads: int, dim: int, rotated: int) -> int:
         first = 60  # the context begins somewhere in its buffer
         held = [part[:, :, first : first + count] for part in buffer]
         whole: Any = (buffer[0], buffer[1], mx.array([first, count - rows]), dim**-0.5)
-        own = held[0][:, :, count - rows :], held[1][:, :, count - rows :].transpose(0, 2, 1, 3)
+        own = held[0][:, :, count - rows :], held[1][:, :, count - rows :]
         for gate in (None, packed[:, :rows]):
             out = attend(queries, *whole, gate=gate)
             plain = mx.fast.scaled_dot_product_attention(
@@ -123,7 +127,7 @@ def check_attention(heads: int, kv_heads: int, dim: int, rotated: int) -> int:
             bitwise &= bool(mx.array_equal(out, attend(queries, *whole, gate=gate, block=own)))
             row = rows // 2
             cut = [part[:, :, : first + count - rows + row + 1] for part in buffer]
-            alone = attend(
+            single = attend(
                 queries[:, :, row : row + 1],
                 cut[0],
                 cut[1],
@@ -131,7 +135,7 @@ def check_attention(heads: int, kv_heads: int, dim: int, rotated: int) -> int:
                 dim**-0.5,
                 gate=None if gate is None else gate[:, row : row + 1],
             )
-            bitwise &= bool(mx.array_equal(alone[:, 0], out[:, row]))
+            bitwise &= bool(mx.array_equal(single[:, 0], out[:, row]))
         wide = attend(queries, *whole, causal=False, window=100, block=own)
         key = mx.arange(count)[None]
         query = count - rows + mx.arange(rows)[:, None]
@@ -204,7 +208,7 @@ def _check_norm(kernels: CudaKernels, dtype: mx.Dtype, y: mx.array) -> float:
     values, gate = _f64(y), _f64(z)
     scale = 1 / np.sqrt((values**2).mean(-1, keepdims=True) + norm.eps)
     expected = values * scale * _f64(norm.weight) * gate / (1 + np.exp(-gate))
-    return _error(kernels.gated_norm(norm, y, z), expected)
+    return _error(kernels.gated_norm(norm, y, z), expected.reshape(1, y.shape[1], -1))
 
 
 def _recurrence(
