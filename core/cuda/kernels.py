@@ -57,7 +57,7 @@ def fits_gdn(layer: Any, qkv: mx.array) -> bool:
     )
 
 
-def _weights(module: Any) -> tuple[list[mx.array], list[tuple[str, Any]]]:
+def layer_arrays(module: Any) -> tuple[list[mx.array], list[tuple[str, Any]]]:
     """A layer's arrays in the kernel's order, and its template arguments."""
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
         return [module.weight, module.scales, module.biases], [("GROUP", module.group_size)]
@@ -71,14 +71,14 @@ class CudaKernels(OpKernels):
         rows = x.shape[-2]
         if x.dtype != mx.bfloat16 or not fits_linear(module, rows):
             return super().linear(module, x, residual)
-        arrays, template = _weights(module)
+        arrays, template = layer_arrays(module)
         outputs = module.weight.shape[0]
         tiles = 2 if outputs % 32 == 0 and outputs // 32 >= WIDE_BLOCKS else 1
         extra = [] if residual is None else [residual]
         kernel = sources.linear_kernel(len(arrays) > 1, residual is not None)
         (out,) = kernel(
             inputs=[x, *arrays, *extra],
-            template=[("RT", tiles), ("MT", _row_tiles(rows)), *template],
+            template=[("RT", tiles), ("MT", row_tiles(rows)), *template],
             scalars={"M": rows, "K": x.shape[-1], "N": outputs},
             blocks=outputs // (16 * tiles),
             output_shapes=[(*x.shape[:-1], outputs)],
@@ -91,14 +91,14 @@ class CudaKernels(OpKernels):
     ) -> list[mx.array]:
         rows = x.shape[-2]
         fit = x.dtype == mx.bfloat16 and all(fits_linear(module, rows) for module in modules)
-        parts = [_weights(module) for module in modules] if fit else []
+        parts = [layer_arrays(module) for module in modules] if fit else []
         if not fit or any(template != parts[0][1] for _, template in parts):
             return super().several(modules, x, heads)
         quantized = len(parts[0][0]) > 1
         outputs = [module.weight.shape[0] for module in modules]
         return sources.several_kernel(quantized, len(modules))(
             inputs=[x, *(array for arrays, _ in parts for array in arrays)],
-            template=[("MT", _row_tiles(rows)), *parts[0][1]],
+            template=[("MT", row_tiles(rows)), *parts[0][1]],
             scalars={
                 "M": rows,
                 "K": x.shape[-1],
@@ -118,13 +118,13 @@ class CudaKernels(OpKernels):
         rows = x.shape[-2]
         same = type(gate) is type(up) and gate.weight.shape == up.weight.shape
         fit = same and fits_linear(gate, rows) and fits_linear(up, rows)
-        if not fit or x.dtype != mx.bfloat16 or _weights(gate)[1] != _weights(up)[1]:
+        if not fit or x.dtype != mx.bfloat16 or layer_arrays(gate)[1] != layer_arrays(up)[1]:
             return super().gated(gate, up, x)
-        arrays, template = _weights(gate)
+        arrays, template = layer_arrays(gate)
         outputs = gate.weight.shape[0]
         (out,) = sources.gated_kernel(len(arrays) > 1)(
-            inputs=[x, *arrays, *_weights(up)[0]],
-            template=[("MT", _row_tiles(rows)), *template],
+            inputs=[x, *arrays, *layer_arrays(up)[0]],
+            template=[("MT", row_tiles(rows)), *template],
             scalars={"M": rows, "K": x.shape[-1], "N": outputs},
             blocks=outputs // 16,
             output_shapes=[(*x.shape[:-1], outputs)],
@@ -192,5 +192,6 @@ class CudaKernels(OpKernels):
         return out
 
 
-def _row_tiles(rows: int) -> int:
+def row_tiles(rows: int) -> int:
+    """Tiles of 8 rows."""
     return 1 if rows <= 8 else 2

@@ -88,12 +88,14 @@ def make(
     return Kernel(name, tuple(inputs), tuple(outputs), body, header)
 
 
-def _weights(suffix: str, quantized: bool) -> list[str]:
+def weight_names(suffix: str, quantized: bool) -> list[str]:
+    """A layer's inputs, as `kernels.layer_arrays` gives them."""
     names = [f"w{suffix}"]
     return [*names, f"scales{suffix}", f"biases{suffix}"] if quantized else names
 
 
-def _fill(tile: str, suffix: str, quantized: bool) -> str:
+def fill_tile(tile: str, suffix: str, quantized: bool) -> str:
+    """Statements that point `tile` at the weights from output `row` on."""
     if not quantized:
         return f"{tile}.w = w{suffix} + row * K;"
     return (
@@ -107,9 +109,9 @@ def _fill(tile: str, suffix: str, quantized: bool) -> str:
 def linear_kernel(quantized: bool, residual: bool) -> Kernel:
     """x, weights (and residual) -> out."""
     body = LINEAR.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
-    body = body.replace("FILL", _fill("tiles[r]", "", quantized))
+    body = body.replace("FILL", fill_tile("tiles[r]", "", quantized))
     body = body.replace("RESIDUAL", "residual" if residual else "nullptr")
-    inputs = ["x", *_weights("", quantized), *(["residual"] if residual else [])]
+    inputs = ["x", *weight_names("", quantized), *(["residual"] if residual else [])]
     name = f"linear{'_q4' if quantized else ''}{'_add' if residual else ''}"
     return make(name, inputs, ["out"], body, "skinny")
 
@@ -120,9 +122,9 @@ def several_kernel(quantized: bool, count: int) -> Kernel:
     body = SEVERAL.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
     picks, inputs = "", ["x"]
     for index in range(count):
-        fill = _fill("tiles[0]", f"_{index}", quantized)
+        fill = fill_tile("tiles[0]", f"_{index}", quantized)
         picks += PICK.replace("FILL", fill).replace("_I", f"_{index}")
-        inputs += _weights(f"_{index}", quantized)
+        inputs += weight_names(f"_{index}", quantized)
     outputs = [f"out_{index}" for index in range(count)]
     name = f"several{'_q4' if quantized else ''}_{count}"
     return make(name, inputs, outputs, body.replace("PICKS", picks), "skinny")
@@ -168,8 +170,8 @@ def combine_kernel(gated: bool) -> Kernel:
 def gated_kernel(quantized: bool) -> Kernel:
     """x, gate weights, up weights -> silu(gate) * up."""
     body = GATED.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
-    fill = _fill("tiles[0]", "", quantized) + _fill("tiles[1]", "_up", quantized)
-    inputs = ["x", *_weights("", quantized), *_weights("_up", quantized)]
+    fill = fill_tile("tiles[0]", "", quantized) + fill_tile("tiles[1]", "_up", quantized)
+    inputs = ["x", *weight_names("", quantized), *weight_names("_up", quantized)]
     name = f"gated{'_q4' if quantized else ''}"
     return make(name, inputs, ["out"], body.replace("FILL", fill), "skinny")
 

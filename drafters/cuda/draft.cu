@@ -28,19 +28,20 @@ __device__ __forceinline__ void row_norm(
     out[base + c] = In(x[base + c] * factor * float(weight[c]));
 }
 
-// sum over taps t of (base[plane, t] + delta[row, plane, t]) * x[row - t], nothing before row 0.
-// base (2, K, D); deltas (T, 2, K, G), one for D / G channels. Plus residual, where there is one.
+// sum over taps t of (base[plane, t] + delta[row, t]) * x[row - t], nothing before row 0.
+// base (2, K, D); deltas of one plane (T, K, G), rows `stride` apart, one for D / G channels. Plus
+// residual, where there is one.
 template <typename In, typename Out>
 __device__ __forceinline__ void convolve(
     const In* x, const In* deltas, const In* base, const float* residual, Out* out, int T, int D,
-    int K, int G, int plane) {
+    int K, int G, int plane, int stride) {
   const int i = blockIdx.x * kWarps * 32 + threadIdx.x;
   if (i >= T * D) return;
   const int row = i / D, channel = i % D, group = channel / (D / G);
   float sum = 0.0f;
   for (int t = 0; t < K && t <= row; ++t) {
-    const float weight = float(base[(plane * K + t) * D + channel]) +
-        float(deltas[((row * 2 + plane) * K + t) * G + group]);
+    const float weight =
+        float(base[(plane * K + t) * D + channel]) + float(deltas[row * stride + t * G + group]);
     sum += weight * float(x[(row - t) * D + channel]);
   }
   const float rounded = float(In(sum));

@@ -17,6 +17,7 @@ from ...core.cuda.kernels import MAX_ROWS, CudaKernels, cuda_in_use
 from ..config import DrafterConfig
 from ..context import ContextBuffer
 from . import kernels as ops
+from .conv import after_branch, before_branch
 
 
 class FusedDraft:
@@ -87,20 +88,21 @@ class FusedDraft:
         """One layer over the block's residual (1, T, hidden) in float32."""
         x = ops.row_norm(residual, layer.input_layernorm)
         if self._config.selector is None:
-            residual = residual + self._attend(layer.self_attn, x, position, span, context)
+            x = self._mixed(layer.self_attn, x, position, span, context)
+            residual = residual + self._kernels.linear(layer.self_attn.o_proj, x)
             x = ops.row_norm(residual, layer.post_attention_layernorm)
-            return residual + self._mlp(layer.mlp, x)
-        linear = self._kernels.linear
-        deltas = linear(layer.attention_conv.kernel_projection, x)
-        x = ops.convolve(layer.attention_conv, x, deltas, 0)
-        x = self._attend(layer.self_attn, x, position, span, context)
-        residual = ops.convolve(layer.attention_conv, x, deltas, 1, residual)
+            x = self._kernels.gated(layer.mlp.gate_proj, layer.mlp.up_proj, x)
+            return residual + self._kernels.linear(layer.mlp.down_proj, x)
+        kernels, conv = self._kernels, layer.attention_conv
+        x, deltas = before_branch(kernels, conv, x)
+        x = self._mixed(layer.self_attn, x, position, span, context)
+        residual = after_branch(kernels, layer.self_attn.o_proj, conv, x, deltas, residual)
         x = ops.row_norm(residual, layer.post_attention_layernorm)
-        deltas = linear(layer.mlp_conv.kernel_projection, x)
-        x = self._mlp(layer.mlp, ops.convolve(layer.mlp_conv, x, deltas, 0))
-        return ops.convolve(layer.mlp_conv, x, deltas, 1, residual)
+        x, deltas = before_branch(kernels, layer.mlp_conv, x)
+        x = kernels.gated(layer.mlp.gate_proj, layer.mlp.up_proj, x)
+        return after_branch(kernels, layer.mlp.down_proj, layer.mlp_conv, x, deltas, residual)
 
-    def _attend(
+    def _mixed(
         self,
         attention: Any,
         x: mx.array,
@@ -108,11 +110,12 @@ class FusedDraft:
         span: mx.array,
         context: list[mx.array],
     ) -> mx.array:
+        """What attention gives before its output projection."""
         modules = (attention.q_proj, attention.k_proj, attention.v_proj)
         counts = (attention.heads, attention.kv_heads, attention.kv_heads)
         heads = self._kernels.several(modules, x, counts)
         queries, keys, values = prepare(attention, self._rope, heads, position)
-        mixed = attend(
+        return attend(
             queries,
             context[0],
             context[1],
@@ -121,12 +124,6 @@ class FusedDraft:
             causal=attention.causal,
             window=attention.window,
             block=(keys, values),
-        )
-        return self._kernels.linear(attention.o_proj, mixed)
-
-    def _mlp(self, mlp: Any, x: mx.array) -> mx.array:
-        return self._kernels.linear(
-            mlp.down_proj, self._kernels.gated(mlp.gate_proj, mlp.up_proj, x)
         )
 
     def _context_rows(self, taps: mx.array, position: mx.array) -> list[list[mx.array]]:

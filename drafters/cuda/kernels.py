@@ -22,7 +22,7 @@ ROW_NORM = "dflash::row_norm<In>(x, weight, out, x_shape[2], eps);"
 CONVOLVE = """
   dflash::convolve<In, Out>(
       x, deltas, base, RESIDUAL, out, x_shape[1], x_shape[2], base_shape[1], G,
-      PLANE);
+      PLANE, deltas_shape[2]);
 """
 TOP_FIRST = """
   dflash::top<In, 16, PER>(
@@ -65,7 +65,8 @@ def convolve(
     plane: int,
     residual: mx.array | None = None,
 ) -> mx.array:
-    """The dynamic convolution of x (1, T, D); with a residual, residual + it, in float32."""
+    """The dynamic convolution of x (1, T, D) with one plane's deltas (1, T, K * G); with a
+    residual, residual + it, in float32."""
     _, rows, width = x.shape
     out_dtype = x.dtype if residual is None else mx.float32
     name, extra = ("conv", ()) if residual is None else ("conv_add", ("residual",))

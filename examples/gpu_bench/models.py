@@ -17,6 +17,7 @@ from dflash_suite.core.cuda.backbone import fused_backbone
 from dflash_suite.core.target import Target
 from dflash_suite.drafters.config import DrafterConfig, SelectorConfig
 from dflash_suite.drafters.dflash import DFlashDrafter, DFlashModel
+from dflash_suite.drafters.kinds import DrafterKind
 from dflash_suite.drafters.layers import make_rope
 
 Precision = Literal["bf16", "q4"]
@@ -142,13 +143,13 @@ def bind(model: Any, shape: Shape, fused: bool = True) -> Target:
     return Target((fused_backbone(plain) if fused else None) or plain, config)
 
 
-def draft_config(shape: Shape) -> DrafterConfig:
-    """DFlash2 of published geometry: 5 sliding layers, block 8, selector top-16 of rank 256."""
+def draft_config(shape: Shape, kind: DrafterKind = "dflash2") -> DrafterConfig:
+    """Of published geometry: 5 sliding layers, block 8, selector top-16 of rank 256."""
     text, draft = text_config(shape), DRAFT_SHAPES[shape]
     layers = text["num_hidden_layers"]
     return DrafterConfig(
         path=Path("random"),
-        kind="dflash2",
+        kind=kind,
         vocab_size=text["vocab_size"],
         num_target_layers=layers,
         hidden_size=text["hidden_size"],
@@ -171,13 +172,21 @@ def draft_config(shape: Shape) -> DrafterConfig:
         input_embedding_scale=1.0,
         output_multiplier=1.0,
         final_logit_softcapping=None,
-        selector=SelectorConfig(2, 16, min(256, text["hidden_size"]), 16),
+        selector=SelectorConfig(2, 16, min(256, text["hidden_size"]), 16)
+        if kind == "dflash2"
+        else None,
     )
 
 
-def make_drafter(target: Target, shape: Shape, bits: int | None = 4, seed: int = 1) -> Any:
-    """A random DFlash2 drafter whose projections are quantized to `bits`, as a slab is."""
-    config = draft_config(shape)
+def make_drafter(
+    target: Target,
+    shape: Shape,
+    bits: int | None = 4,
+    seed: int = 1,
+    kind: DrafterKind = "dflash2",
+) -> Any:
+    """A random drafter whose projections are quantized to `bits`, as a slab is."""
+    config = draft_config(shape, kind)
     model = DFlashModel(config)
     mx.random.seed(seed)
     flat: Any = tree_flatten(model.parameters())
