@@ -20,16 +20,16 @@ from dflash_suite.core.options import GenerateOptions
 from dflash_suite.drafters.bundled import PROMPTS_FILE, ROOT
 from dflash_suite.drafters.pair import Pair, load_pair
 
-PROMPTS, TOKENS = 20, 128
+PROMPTS, TOKENS, UPSTREAM_PROMPTS = 20, 128, 4
 
 
 def main() -> None:
-    """20 prompts, plain and DFlash2 in turn; upstream on the same files where it is installed."""
+    """20 prompts, plain and DFlash2 in turn; upstream on the first 4 where it is installed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--results", type=Path, default=FILE)
     given = parser.parse_args()
-    pair = load_pair(speculation="dflash", dtype=given.dtype, kernels="fused")
+    pair = load_pair(speculation="dflash", dtype=given.dtype, kernels="auto")
     bare = Pair(pair.target, pair.tokenizer, None, pair.route)
     lines = PROMPTS_FILE.read_text(encoding="utf-8").splitlines()[:PROMPTS]
     prompts = [json.loads(line)["prompt_ids"] for line in lines]
@@ -45,7 +45,7 @@ def main() -> None:
         tokens += len(plain[1])
         ratios.append(fast[0] / plain[0])
         lengths.append(fast[2])
-        if upstream is not None and upstream.ready:
+        if upstream is not None and upstream.ready and len(over_upstream) < UPSTREAM_PROMPTS:
             over_upstream.append(fast[0] / upstream.speed(ids))
     suffix = "" if given.dtype == "bfloat16" else "-f32"
     goal = 2.0 if given.dtype == "bfloat16" else None

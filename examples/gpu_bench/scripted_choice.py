@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,9 @@ import mlx.core as mx
 
 SURVIVAL = (0.87, 0.75, 0.64, 0.52, 0.42, 0.34, 0.26)
 """Published accepts over trials by draft position: 4.80 tokens a round."""
+GOLDEN = 0.6180339887498949
+"""Its multiples, less their whole parts, fill the unit interval evenly from the first on, so that
+a short run too keeps 4.80 tokens a round."""
 
 
 class ScriptedChoice:
@@ -24,7 +26,7 @@ class ScriptedChoice:
         self._known = known
         self._prompt = prompt_tokens
         self._vocab = vocab
-        self._random = random.Random(11)
+        self._rounds = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -41,10 +43,7 @@ class ScriptedChoice:
         return replaced
 
     def _kept(self, count: int) -> int:
-        """How many drafts are right: position i is, given i - 1, at the published rate."""
-        before = 1.0
-        for index in range(count):
-            if self._random.random() > SURVIVAL[index] / before:
-                return index
-            before = SURVIVAL[index]
-        return count
+        """How many drafts are right: the share of rounds that keep draft i is the published one."""
+        self._rounds += 1
+        point = self._rounds * GOLDEN % 1.0
+        return sum(point < share for share in SURVIVAL[:count])
