@@ -45,5 +45,5 @@ class ScriptedChoice:
     def _kept(self, count: int) -> int:
         """How many drafts are right: the share of rounds that keep draft i is the published one."""
         self._rounds += 1
-        point = self._rounds * GOLDEN % 1.0
+        point = (0.5 + self._rounds * GOLDEN) % 1.0
         return sum(point < share for share in SURVIVAL[:count])

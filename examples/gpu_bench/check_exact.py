@@ -1,0 +1,58 @@
+"""Are rows exact by the fused kernels, and is a kernel that is not caught? A random 16-layer target.
+
+python examples/gpu_bench/check_exact.py --precision bf16
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import mlx.core as mx
+from models import SHAPES, bind, make_model
+from setting import parse
+
+from dflash_suite.core.cuda.backbone import FusedBackbone
+from dflash_suite.core.cuda.kernels import CudaKernels, cuda_in_use
+from dflash_suite.core.cuda.ops import OpKernels
+from dflash_suite.core.errors import ExactUnavailable
+from dflash_suite.core.exact import find_plan
+from dflash_suite.core.target import Target
+
+LAYERS = 16
+
+
+class Planted(CudaKernels):
+    """MLX's own matrix products from four rows on: right, but of another order of addition."""
+
+    def linear(self, module: Any, x: mx.array, residual: mx.array | None = None) -> mx.array:
+        """The kernel, or the operation."""
+        if x.shape[-2] < 4:
+            return super().linear(module, x, residual)
+        return OpKernels().linear(module, x, residual)
+
+
+def main() -> int:
+    """Print the plan, and what the planted kernel is found out by; exit 1 where either is wrong."""
+    given = parse(__doc__ or "")
+    if not cuda_in_use():
+        print("no CUDA GPU here: nothing was checked")
+        return 1
+    SHAPES[given.shape]["num_hidden_layers"] = LAYERS
+    model = make_model(given.shape, given.precision)
+    target = bind(model, given.shape)
+    plan = find_plan(target)
+    print(f"{given.shape} {given.precision}: {plan.describe()}", flush=True)
+    compiled: Any = mx.compile
+    planted = Target(FusedBackbone(model, Planted(), compiled), target.config)
+    try:
+        found = find_plan(planted)
+    except ExactUnavailable as error:
+        print(f"planted: refused: {error}")
+        return 0
+    print(f"planted: {found.describe()}")
+    return 0 if found.width == 3 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
