@@ -59,8 +59,11 @@ class Target:
         embedded = self.embed_token_ids(mx.array([[0]]))
         return mx.result_type(embedded, self.backbone.body.norm.weight)
 
-    def make_cache(self) -> list[Any]:
-        """A fresh cache, one entry per layer."""
+    def make_cache(self, rows: int | None = None) -> list[Any]:
+        """A fresh cache, one entry per layer.
+
+        rows: most tokens that it will have to hold; these caches grow, and need no bound.
+        """
         return self.backbone.make_cache()
 
     def embed_token_ids(self, token_ids: mx.array) -> mx.array:
