@@ -93,7 +93,7 @@ def top2_margin(target: Target, ids: Sequence[int], step: int) -> float:
 
     Fed in chunks of `step` with the last token alone, as a prompt is.
     """
-    cache = target.make_cache()
+    cache = target.make_cache(len(ids))
     body = mx.array(list(ids[:-1]))
     for start in range(0, len(ids) - 1, step):
         mx.eval(target.forward_with_taps(body[None, start : start + step], cache).hidden)

@@ -165,6 +165,12 @@ def offset_of(layer: Any) -> int | None:
     return int(offset) if offset is not None else None
 
 
+def window_of(layer: Any) -> int | None:
+    """Rows that a layer's token sees, itself included; None where it sees all before it."""
+    window = getattr(layer, "window", None) or getattr(layer, "max_size", None)
+    return int(window) if window is not None else None
+
+
 def validate_absolute_boundary(cache: Sequence[Any], expected: int) -> None:
     """R30: every layer stands at `expected` tokens, else CacheError names the first other one."""
     for index, layer in enumerate(cache):
@@ -230,4 +236,5 @@ __all__ = [
     "require_kind",
     "require_list_kind",
     "validate_absolute_boundary",
+    "window_of",
 ]

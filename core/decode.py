@@ -22,7 +22,7 @@ from .errors import PromptError
 from .feed import Contexts
 from .gate import PLAIN, FixedRoute, Gate, RoutePicker
 from .lookahead import Lookahead
-from .options import NO_BLOCK, Block, GenerateOptions
+from .options import NO_BLOCK, Block, GenerateOptions, limit_block
 from .phases import PhaseTimer
 from .results import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from .reuse import Mark, Resume, Rows, return_to, take_mark
@@ -84,7 +84,8 @@ class Generation:
             profiled=self.options.profile,
         )
         self.chooser = Chooser(self.options.sampling, target.config.vocab_size, processors)
-        self.cache: list[Any] = list(resume.cache) if resume else target.make_cache()
+        room = len(self.prompt_ids) + self.options.max_tokens
+        self.cache: list[Any] = list(resume.cache) if resume else target.make_cache(room)
         self.position = resume.mark.position if resume else 0
         self.marks: list[Mark] = []
         self.ahead = Lookahead(target, self.cache)
@@ -97,7 +98,7 @@ class Generation:
         self.contexts = Contexts(drafters)
         self._resume, self._reusable = resume, reusable
         self.settled = False  # True between two rounds: caches are those of the emitted tokens
-        self.blocks = {one.name: one.block(self.options) for one in drafters}
+        self.blocks = resolve_blocks(target, drafters, self.options)
         self.block = next(iter(self.blocks.values()), NO_BLOCK)
         self.picker = picker or make_picker(self.blocks, self.options, clock)
         self._last_route = self.picker.route
@@ -267,6 +268,13 @@ class Generation:
 
     def _tail(self, count: int) -> tuple[int, ...]:
         return tuple(self.emitter.token_ids[-count:])
+
+
+def resolve_blocks(
+    target: Target, drafters: Sequence[Drafter], options: GenerateOptions
+) -> dict[str, Block]:
+    """Each drafter's block under these options, no wider than the target's passes may be."""
+    return {one.name: limit_block(one.block(options), target.widest) for one in drafters}
 
 
 def make_picker(

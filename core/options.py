@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from .errors import OptionError
@@ -143,12 +143,14 @@ def parse_mtp_hidden(text: str) -> MtpHidden:
 class Block:
     """Rows of a verify pass: asked for, trained, and used (1 where there is no drafter).
 
-    `trained` is None where no block was trained: an MTP head is chained.
+    `trained` is None where no block was trained: an MTP head is chained. `limited`: cut to the
+    widest pass that is exact here.
     """
 
     requested: int | None
     trained: int | None
     effective: int
+    limited: bool = False
 
     @property
     def draft_tokens(self) -> int:
@@ -160,6 +162,7 @@ class Block:
         if self.trained is None:
             return f", up to {self.draft_tokens} drafts a round" if self.draft_tokens else ""
         source = "as asked" if self.requested else f"default min(trained, {MAX_DEFAULT_BLOCK})"
+        source = "the widest that is exact here" if self.limited else source
         return f", block {self.effective} of {self.trained} trained ({source})"
 
     def to_dict(self) -> dict[str, int | None]:
@@ -183,3 +186,16 @@ def resolve_block(trained: int, requested: int | None) -> Block:
             f"give 2..{trained}"
         )
     return Block(requested, trained, requested or min(trained, MAX_DEFAULT_BLOCK))
+
+
+def limit_block(block: Block, widest: int | None) -> Block:
+    """A block of at most `widest` rows (None: any): a default is cut, and a size that was asked
+    for is an OptionError, since cutting it would answer another question."""
+    if widest is None or block.effective <= widest:
+        return block
+    if block.requested is not None:
+        raise OptionError(
+            f"block_size {block.requested} is above the exact width of this target on this device, "
+            f"{widest} rows: give 2..{widest}, or run without --exact"
+        )
+    return replace(block, effective=widest, limited=True)

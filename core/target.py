@@ -46,6 +46,16 @@ class Target:
         return self.backbone.is_fused
 
     @property
+    def widest(self) -> int | None:
+        """Most rows that a verify pass may have; None: any number."""
+        return None
+
+    @property
+    def can_share_rows(self) -> bool:
+        """Whether a request may go on with the rows of the one before it."""
+        return True
+
+    @property
     def is_hybrid(self) -> bool:
         """True where some layers are recurrent, so that a rollback must replay."""
         return self.backbone.cache_kind == "Hybrid"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.chat import render_chat
-from ..core.decode import Generation, make_picker
+from ..core.decode import Generation, make_picker, resolve_blocks
 from ..core.drafter import Drafter
 from ..core.errors import PromptError
 from ..core.gate import RoutePicker
@@ -94,7 +94,7 @@ class Engine:
         options = request.options(self.prefill_step_size)
         ids = self.encode(request)
         chosen = [one for one in self.drafters if one.name in (route.route, route.reserve)]
-        blocks = {one.name: one.block(options) for one in chosen}
+        blocks = resolve_blocks(self.target, chosen, options)
         key = tuple((name, block.effective) for name, block in blocks.items())
         if options.gated:
             picker = self._pickers.setdefault(key, make_picker(blocks, options, self.clock))
@@ -145,9 +145,10 @@ class Engine:
         """What of the last request's rows begins this one.
 
         Only of a request that ended between two rounds, since an error in one leaves caches that
-        nobody vouches for; and only where no drafter would have to start blind.
+        nobody vouches for; only where no drafter would have to start blind; and only where the
+        target's rows are the same however its prompt is cut, if they have to be.
         """
-        if self._last is None or not self._last.settled:
+        if self._last is None or not self._last.settled or not self.target.can_share_rows:
             return None
         rows = self._last.rows()
         mark = best_mark(rows, ids)
