@@ -33,6 +33,7 @@ from .params import (
     ReasoningOption,
     RequestsOption,
     SpeculationOption,
+    StoredProbeOption,
 )
 from .progress import Progress
 from .prompting import encode_prompt, read_prompt
@@ -81,6 +82,7 @@ def generate(
     block_size: BlockSizeOption = None,
     draft_tokens: DraftTokensOption = GenerateOptions.draft_tokens,
     gate: GateOption = GenerateOptions.gate,
+    stored_probe: StoredProbeOption = True,
     mtp: MtpOption = None,
     mtp_hidden: MtpHiddenOption = "post",
     stop: Annotated[
@@ -188,6 +190,7 @@ def generate(
             mtp_hidden=hidden,
             reserve=options.gated or requests is not None,
             kernels=kernels,
+            stored_probe=stored_probe,
         )
     for note in () if quiet else pair.target.config.repairs.notes:
         print_note(note)

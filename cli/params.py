@@ -80,8 +80,8 @@ BlockSizeOption = Annotated[
         "--block-size",
         min=2,
         metavar="ROWS",
-        help="Rows a verify pass: the last token and ROWS - 1 drafts. DFlash alone. Default: "
-        "min(trained, 7).",
+        help="Rows a verify pass: the last token and ROWS - 1 drafts. DFlash alone. Default: that "
+        "of a stored probe, else min(trained, 7).",
         show_default=False,
     ),
 ]
@@ -128,6 +128,13 @@ GateOption = Annotated[
     typer.Option(
         "--gate/--no-gate",
         help="Leave a drafter that costs more time than it saves, and try it again later.",
+    ),
+]
+StoredProbeOption = Annotated[
+    bool,
+    typer.Option(
+        "--stored-probe/--no-stored-probe",
+        help="Default to the block that dflash doctor --probe found best on this device.",
     ),
 ]
 RequestsOption = Annotated[

@@ -33,6 +33,7 @@ KINDS: dict[str, Kind] = {
     "block_size": "whole",
     "draft_tokens": "whole",
     "gate": "switch",
+    "stored_probe": "switch",
     "stop": "texts",
     "system": "text",
     "reasoning": "text",

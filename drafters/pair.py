@@ -27,6 +27,7 @@ from .find import find_drafter, locate
 from .guards import check_is_target
 from .routes import Attempt, Route, choose_route
 from .slab_store import Report
+from .stored import use_stored_block
 
 Progress = Callable[[str], None]
 
@@ -87,6 +88,7 @@ def load_pair(
     mtp_hidden: MtpHidden = "post",
     reserve: bool = True,
     kernels: str = DEFAULT_KERNELS,
+    stored_probe: bool = True,
 ) -> Pair:
     """Load a target and the drafters that the speculation value asks for.
 
@@ -95,8 +97,9 @@ def load_pair(
     why. `dflash` and `mtp` are errors where they cannot run; `none` opens no drafter file. A
     `drafter` that is an MTP head's folder stands for `mtp`. reserve: under auto, load the MTP
     head beside a DFlash drafter, for the gate to try. drafter_bits: 4, 8 or 16 (as it is); None
-    is 4 for a DFlash drafter that is not quantized yet. report: notes and progress of its slab,
-    which is made on first use. kernels: as of load_target.
+    is 4 for a DFlash drafter that is not quantized yet. report: notes, and progress of its slab,
+    which is made on first use. kernels: as of load_target. stored_probe: a DFlash drafter's
+    default block is the best one that `dflash doctor --probe` stored for this device.
     """
     say = progress or (lambda message: None)
     requested = parse_speculation(speculation)
@@ -123,7 +126,10 @@ def load_pair(
         if load is not None:
             say(f"loading drafter {candidate.where}")
             opened, problem = tolerate(requested, partial(load, loaded.target))
-        drafters += [opened] if opened is not None else []
+        if opened is not None:
+            drafters.append(opened)
+            if stored_probe:
+                use_stored_block(loaded.target, opened, report.note if report else say)
         attempts.append(Attempt(opened.name if opened is not None else None, problem))
         problems += [(candidate.kind, problem)] if problem else []
     first, second = [*drafters, None, None][:2]
