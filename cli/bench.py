@@ -19,6 +19,7 @@ from .params import (
     KernelsOption,
     ModelOption,
     MtpOption,
+    StoredProbeOption,
 )
 from .progress import Progress
 from .render import print_note
@@ -103,6 +104,7 @@ def bench(
     ] = BenchOptions.repeats,
     dtype: DtypeOption = "auto",
     kernels: KernelsOption = DEFAULT_KERNELS,
+    stored_probe: StoredProbeOption = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")
     ] = False,
@@ -145,8 +147,9 @@ def bench(
     with progress:
         report = progress.report(notes=not quiet)
         setup = load_arms(
-            specs, model, drafter, mtp, drafter_bits, dtype, kernels, progress.say, report
-        )
+            specs, model, drafter, mtp, drafter_bits, dtype, kernels, progress.say, report,
+            stored_probe,
+        )  # fmt: skip
         progress.stop()
         for note in () if quiet else setup.target.target.config.repairs.notes:
             print_note(note)

@@ -23,6 +23,7 @@ from .find import locate
 from .pair import find_drafter
 from .routes import Attempt, Route, choose_route
 from .slab_store import Report
+from .stored import use_stored_block
 
 Say = Callable[[str], None]
 
@@ -40,7 +41,8 @@ class BenchSetup:
 class ArmLoader:
     """model, drafter, mtp, drafter_bits: as `dflash generate` takes them; a spec's own go first.
 
-    report: notes and progress of slabs, which are made on first use.
+    report: notes, and progress of slabs, which are made on first use. stored_probe: as of
+    load_pair.
     """
 
     config: TargetConfig
@@ -50,6 +52,7 @@ class ArmLoader:
     drafter_bits: int | None = None
     say: Say = lambda message: None
     report: Report | None = None
+    stored_probe: bool = True
     directories: list[Path] = field(default_factory=list)
     _opened: dict[tuple[Path | None, str, int | None], Drafter] = field(default_factory=dict)
 
@@ -97,7 +100,9 @@ class ArmLoader:
         key = candidate.where, spec.mtp_hidden, spec.drafter_bits
         if key not in self._opened:
             self.say(f"loading drafter {candidate.where}")
-            self._opened[key] = candidate.load(loaded.target)
+            opened = self._opened[key] = candidate.load(loaded.target)
+            if self.stored_probe:
+                use_stored_block(loaded.target, opened, (self.report or Report()).note)
         if candidate.where is not None and candidate.where.is_dir():
             self.directories.append(candidate.where)
         return self._opened[key]
@@ -147,12 +152,13 @@ def load_arms(
     kernels: str = DEFAULT_KERNELS,
     say: Say = lambda message: None,
     report: Report | None = None,
+    stored_probe: bool = True,
 ) -> BenchSetup:
     """Load one target and every drafter that some arm needs; failures come before the big load."""
     config = read_target_config(locate(model or bundled.TARGET))
     if drafter_bits is not None:
         check_drafter_bits(drafter_bits)
-    loader = ArmLoader(config, model, drafter, mtp, drafter_bits, say, report)
+    loader = ArmLoader(config, model, drafter, mtp, drafter_bits, say, report, stored_probe)
     candidates = [loader.candidates(spec) for spec in specs]
     say(f"loading target {config.path}")
     loaded = load_target(config, dtype, kernels)
