@@ -67,9 +67,23 @@ def agree(
 
     Raises ExactUnavailable where the model's answers are too uniform to say anything.
     """
-    text = Text(target, width, context, tokens, seed)
-    ways = [[1] * tokens, [width] * tokens, [1, *[width] * tokens], text.mixed_counts()]
-    return _compare(text, [text.decode(width, counts) for counts in ways])
+    (found,) = agree_at_widths(target, [width], context, tokens, seed)
+    return found
+
+
+def agree_at_widths(
+    target: Target,
+    widths: Sequence[int],
+    context: int,
+    tokens: int = DEFAULT_TOKENS,
+    seed: int = 0,
+) -> Iterator[Agreement]:
+    """agree at each width, over one prefill."""
+    require_positive("widths", len(widths))
+    text = Text(target, max(widths), context, tokens, seed)
+    for width in widths:
+        ways = [[1] * tokens, [width] * tokens, [1, *[width] * tokens], text.mixed_counts(width)]
+        yield _compare(text, [text.decode(width, counts) for counts in ways], width)
 
 
 def agree_with_one_row(

@@ -5,7 +5,8 @@ It holds only for the very weights and versions that it was measured with; every
 place is ignored with a note. The document (`dflash.probe/1`):
 
     {"schema": str, "key": {field of ProbeKey: str}, "date": "YYYY-MM-DD",
-     "exact_width": int | null, "exact_pads": bool, "block": int | null, "details": {...}}
+     "exact_width": int | null, "exact_pads": bool, "exact_fixes_keys": bool,
+     "block": int | null, "details": {...}}
 """
 
 from __future__ import annotations
@@ -70,14 +71,15 @@ class ProbeKey:
 class StoredProbe:
     """One measurement. date: its day, YYYY-MM-DD.
 
-    exact_width, exact_pads: the plan under which rows are bitwise equal (core/exact.py), None
-    where it was not measured; block: the drafter's best number of rows, None without a drafter;
-    details: all figures, as `dflash doctor --probe --json` shows them.
+    exact_width, exact_pads, exact_fixes_keys: the plan under which rows are bitwise equal
+    (core/exact.py), None where there is none; block: the drafter's best number of rows, None
+    without a drafter; details: all figures, as `dflash doctor --probe --json` shows them.
     """
 
     date: str
     exact_width: int | None = None
     exact_pads: bool = False
+    exact_fixes_keys: bool = False
     block: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -183,11 +185,9 @@ def _parse(document: Any) -> tuple[dict[str, str], StoredProbe]:
     if not isinstance(given, str) or not isinstance(details, dict):
         raise ValueError("'date' or 'details' is missing or of the wrong type")
     date.fromisoformat(given)
-    pads = document.get("exact_pads")
-    if not isinstance(pads, bool):
-        raise ValueError("'exact_pads' is neither true nor false")
     width, block = _rows(document, "exact_width", 1), _rows(document, "block", 2)
-    return key, StoredProbe(given, width, pads, block, details)
+    pads, fixes_keys = (_switch(document, f"exact_{name}") for name in ("pads", "fixes_keys"))
+    return key, StoredProbe(given, width, pads, fixes_keys, block, details)
 
 
 def _rows(document: dict[str, Any], name: str, least: int) -> int | None:
@@ -196,6 +196,13 @@ def _rows(document: dict[str, Any], name: str, least: int) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_ROWS:
         raise ValueError(f"'{name}' is {value!r}, expected {least}..{MOST_ROWS}")
+    return value
+
+
+def _switch(document: dict[str, Any], name: str) -> bool:
+    value = document.get(name)
+    if not isinstance(value, bool):
+        raise ValueError(f"'{name}' is neither true nor false")
     return value
 
 

@@ -28,7 +28,7 @@ from dflash_suite.core.probes import (
 from dflash_suite.drafters.pair import load_pair
 from dflash_suite.drafters.stored import drafter_key
 
-PROBE = StoredProbe("2026-11-29", 8, True, 5, {"figure": 1.5})
+PROBE = StoredProbe("2026-11-29", 8, True, False, 5, {"figure": 1.5})
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +108,7 @@ CHANGED: dict[str, Any] = {
     "block": [0, 1, 65, 2.5, "5", True, []],
     "exact_width": [0, -1, 65, 8.0, "8", False],
     "exact_pads": [None, 1, "true"],
+    "exact_fixes_keys": [None, 0],
     "date": [None, 20261129, "yesterday", ""],
     "details": [None, [], "x"],
     "schema": ["dflash.probe/2", None],
