@@ -102,6 +102,17 @@ def measure_costs(
     )
 
 
+def relative_cost(target: Target, base: Target, context: int, width: int, repeats: int) -> float:
+    """A pass of `width` rows by `target` over the same by `base`, measured in turns."""
+    clock: Clock = time.perf_counter
+    jobs: dict[tuple[str, int], Callable[[], float]] = {
+        (name, width): partial(Timed(one, context, {}, clock).verify, width)
+        for name, one in (("target", target), ("base", base))
+    }
+    found = interleave(jobs, repeats)
+    return found["target", width] / found["base", width]
+
+
 def interleave(
     jobs: Mapping[tuple[str, int], Callable[[], float]], repeats: int
 ) -> dict[tuple[str, int], float]:

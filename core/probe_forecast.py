@@ -48,6 +48,8 @@ def forecast(
     """Every block whose draft and pass were timed; profiles: by block, the largest among them."""
     found = []
     for block, draft_sec in sorted(costs.draft_sec[drafter].items()):
+        if block not in costs.pass_sec:
+            continue
         nearest = min(known for known in profiles if known >= block)
         tokens = profiles[nearest].expected_tokens(block)
         round_sec = draft_sec + costs.pass_sec[block]
