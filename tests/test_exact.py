@@ -319,7 +319,7 @@ def test_calls_that_no_plan_allows() -> None:
 def test_a_block_is_cut_or_refused() -> None:
     default, asked, chained = Block(None, 16, 7), Block(12, 16, 12), Block(None, None, 7)
     assert limit_block(default, None) == limit_block(default, 7) == default
-    assert limit_block(default, 4) == Block(None, 16, 4, limited=True)
+    assert limit_block(default, 4) == Block(None, 16, 4, "the widest that is exact here")
     assert limit_block(default, 4).describe() == (
         ", block 4 of 16 trained (the widest that is exact here)"
     )
@@ -332,7 +332,10 @@ def test_the_loop_cuts_its_blocks(tmp_path: Path) -> None:
     target = ExactTarget(make_target(), ExactPlan(4, pads=True))
     plain = decode(target).emitter.token_ids
     run = decode(target, scripted(plain, 4))
-    assert run.block == Block(None, 16, 4, limited=True) and run.emitter.token_ids == plain
+    assert (
+        run.block == Block(None, 16, 4, "the widest that is exact here")
+        and run.emitter.token_ids == plain
+    )
     head = tiny_head(tmp_path)[1]
     assert decode(target, head, draft_tokens=6).block.effective == 4
     with pytest.raises(OptionError, match="above the exact width"):
