@@ -37,7 +37,7 @@ class CostOptions:
 
     widths: tuple[int, ...] = tuple(range(1, 17))
     repeats: int = 5
-    plain_steps: int = 4
+    plain_steps: int = 8
 
 
 @dataclass(frozen=True)

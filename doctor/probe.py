@@ -68,6 +68,8 @@ def probe_pair(
         options,
         say,
     )
+    if not drafters:
+        report = replace(report, notes=(f"no drafter to measure: {pair.route.reason}",))
     return store_report(report, pair.target, drafters) if store else report
 
 

@@ -99,6 +99,10 @@ def test_a_pair_is_probed_stored_and_used(tmp_path: Path, precision: Precision) 
         (("--drafter-bits", 8), "block 6 of 6 trained (default"),
     ):
         assert said in run("generate", *options, *more).stderr
+    switched_off = CliRunner().invoke(
+        app, ["generate", *map(str, options)], env={**PLAIN, "DFLASH_STORED_PROBE": "off"}
+    )
+    assert "block 6 of 6 trained (default" in switched_off.stderr
 
 
 def test_the_table_at_eighty_columns(tmp_path: Path) -> None:
@@ -247,6 +251,12 @@ def test_a_broken_pair_is_not_probed(tmp_path: Path) -> None:
     done = run("doctor", pair, "--probe", "--json")
     assert done.exit_code == 1 and "not probed" in done.stderr
     assert "probe" not in json.loads(done.stdout) and not probe_directory().exists()
+
+
+def test_a_target_without_a_drafter(tmp_path: Path) -> None:
+    done = run("doctor", save_checkpoint(tmp_path / "target"), "--probe")
+    assert done.exit_code == 0 and "no drafter to measure: no drafter was given" in done.stdout
+    assert done.stdout.count("stored: ") == 1 and "passes, ms" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["", "abc", "64,", "0", "64,-1", "1.5"])

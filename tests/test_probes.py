@@ -25,6 +25,8 @@ from dflash_suite.core.probes import (
     probe_key,
     save_probe,
 )
+from dflash_suite.drafters.bench_arms import load_arms
+from dflash_suite.drafters.bench_specs import ArmSpec
 from dflash_suite.drafters.pair import load_pair
 from dflash_suite.drafters.stored import drafter_key
 
@@ -209,6 +211,17 @@ def test_a_later_start_takes_the_stored_block(pair_directory: Path) -> None:
     assert block_of(pair_directory) == 3
     assert block_of(pair_directory, stored_probe=False) == 6
     assert block_of(pair_directory, dtype="bfloat16") == 6
+
+
+def test_an_arm_of_a_benchmark_takes_it_too(pair_directory: Path) -> None:
+    store_block(pair_directory)
+
+    def block_size(stored_probe: bool) -> Any:
+        specs = [ArmSpec("dflash", drafter_bits=16)]
+        setup = load_arms(specs, str(pair_directory), stored_probe=stored_probe)
+        return setup.arms[0].settings["block_size"]
+
+    assert (block_size(True), block_size(False)) == (3, 6)
 
 
 def test_an_outdated_block_is_no_default(pair_directory: Path) -> None:
