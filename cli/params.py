@@ -137,6 +137,15 @@ StoredProbeOption = Annotated[
         help="Default to the block that dflash doctor --probe found best on this device.",
     ),
 ]
+ExactOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--exact/--no-exact",
+        help="Run the target so that a row's bits depend on its own past alone, measured on this "
+        "device; exit 1 where nothing gives that. Default: as it is; on the CPU a short check.",
+        show_default=False,
+    ),
+]
 RequestsOption = Annotated[
     str | None,
     typer.Option(

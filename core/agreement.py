@@ -83,7 +83,10 @@ def agree_at_widths(
     text = Text(target, max(widths), context, tokens, seed)
     for width in widths:
         ways = [[1] * tokens, [width] * tokens, [1, *[width] * tokens], text.mixed_counts(width)]
-        yield _compare(text, [text.decode(width, counts) for counts in ways], width)
+        decoded = [text.decode(width, counts) for counts in ways]
+        if width > 1 and text.junk_passes == 0:
+            raise ExactUnavailable("the check says nothing: no pass had a row to roll back")
+        yield _compare(text, decoded, width)
 
 
 def agree_with_one_row(
@@ -111,9 +114,32 @@ def agree_with_one_rows(
         yield _compare(text, [one, *ways], width)
 
 
+def blocks_agree(target: Target, rows: int, context: int = 8, seed: int = 0) -> Agreement:
+    """One block of each width 2 .. `rows` against passes of one row: the short check, of few
+    passes, for where every row costs. Raises as `agree`."""
+    text = Text(target, rows, context, rows, seed)
+    one = text.decode(1, [1] * rows)
+    narrow = [text.decode(width, [width]) for width in range(2, rows + 1)]
+    return _compare(text, [one, *narrow])
+
+
+def agree_up_to(
+    target: Target, width: int, context: int, tokens: int = DEFAULT_TOKENS, seed: int = 0
+) -> Iterator[Agreement]:
+    """One block of each width 2 .. `width` in turn against passes of one row, at last the whole
+    text at `width` as agree_with_one_row has it: where it stops to hold, no wider one is exact."""
+    text = Text(target, width, context, max(tokens, width), seed)
+    one = text.decode(1, [1] * len(text.ids))
+    for narrow in range(2, width + 1):
+        yield _compare(text, [one, text.decode(narrow, [narrow])], narrow)
+    whole = [text.decode(width, counts) for counts in ([width] * tokens, text.mixed_counts())]
+    yield _compare(text, [one, *whole])
+
+
 @dataclass(frozen=True)
 class Decoded:
-    """One way through the text: logits (tokens, vocab), and what each layer's cache holds."""
+    """One way through the text, or through its beginning: logits (tokens, vocab), and what each
+    layer's cache holds."""
 
     logits: mx.array
     held: list[list[mx.array]]
@@ -176,9 +202,10 @@ class Text:
 
 
 def _compare(text: Text, ways: Sequence[Decoded], width: int | None = None) -> Agreement:
-    """Every later way against the first; ExactUnavailable where that would be vacuous."""
-    if (width or text.width) > 1 and text.junk_passes == 0:
-        raise ExactUnavailable("the check says nothing: no pass had a row to roll back")
+    """Every later way against the first, as far as it goes; the caches where it goes to the end.
+
+    ExactUnavailable where that would be vacuous.
+    """
     first, others = ways[0], ways[1:]
     chosen = mx.argmax(first.logits, axis=-1)
     if len(text.ids) > 1 and bool(mx.all(chosen == chosen[0]).item()):
@@ -186,23 +213,26 @@ def _compare(text: Text, ways: Sequence[Decoded], width: int | None = None) -> A
             f"the check says nothing: the target answers token {_whole(chosen[0])} after each "
             f"of {len(text.ids)} different ids"
         )
-    equal, flips, largest = 0, 0, 0.0
+    rows, equal, flips, largest = 0, 0, 0, 0.0
     for way in others:
-        same = mx.all(_same(first.logits, way.logits), axis=-1)
-        equal += _whole(mx.sum(same))
-        flips += _whole(mx.sum(chosen != mx.argmax(way.logits, axis=-1)))
-        gap = mx.abs(first.logits.astype(mx.float32) - way.logits.astype(mx.float32))
+        count = way.logits.shape[0]
+        mine, theirs = first.logits[:count], way.logits
+        same = mx.all(_same(mine, theirs), axis=-1)
+        rows, equal = rows + count, equal + _whole(mx.sum(same))
+        flips += _whole(mx.sum(chosen[:count] != mx.argmax(theirs, axis=-1)))
+        gap = mx.abs(mine.astype(mx.float32) - theirs.astype(mx.float32))
         largest = max(largest, _number(mx.max(mx.where(mx.isnan(gap), mx.inf, gap)), same))
     top = mx.sort(first.logits.astype(mx.float32), axis=-1)[:, -2:]
+    whole = [way for way in others if way.logits.shape == first.logits.shape]
     return Agreement(
         width=width or text.width,
         context=text.context,
-        rows=len(text.ids) * len(others),
+        rows=rows,
         equal=equal,
         largest_difference=largest,
         flips=flips,
         smallest_margin=float(_item(mx.min(top[:, 1] - top[:, 0]))),
-        caches=all(_same_held(first.held, way.held) for way in others),
+        caches=all(_same_held(first.held, way.held) for way in whole),
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from .agreement import Agreement, agree, agree_with_one_row, agree_with_one_rows
+from .agreement import Agreement, agree, agree_up_to, agree_with_one_row
+from .caches import window_of
 from .device import on_cpu
 from .errors import CacheError, ExactUnavailable, RollbackError
 from .fixed_cache import fixed_caches
@@ -200,16 +201,23 @@ def _first_problem(target: Target, plan: ExactPlan, context: int, tokens: int) -
         kinds = (agree, agree_with_one_row)
         checks = (kind(target, plan.width, context, tokens) for kind in kinds)
     else:
-        checks = agree_with_one_rows(target, range(2, plan.width + 1), context, tokens)
+        checks = agree_up_to(target, plan.width, context, tokens)
     return next((found for found in checks if not found.holds), None)
 
 
 def _plans(target: Target, width: int) -> Iterator[ExactPlan]:
-    """What can be tried, cheapest first. The fused kernels bring their own attention, which no
+    """What can be tried, cheapest first. Rows of sliding layers as they are cannot be exact: single
+    ones stand in a ring, a block's in order. The fused kernels bring their own attention, which no
     fixed number of keys and no padding concerns."""
-    yield ExactPlan(MAX_WIDTH, pads=False)
+    if not slides(target):
+        yield ExactPlan(MAX_WIDTH, pads=False)
     if target.is_fused:
         return
     yield ExactPlan(MAX_WIDTH, pads=False, fixes_keys=True)
     for padded in dict.fromkeys((width, *PADDED_WIDTHS)):
         yield ExactPlan(padded, pads=True)
+
+
+def slides(target: Target) -> bool:
+    """Whether some layer sees a window of the tokens before it."""
+    return any(window_of(layer) is not None for layer in target.backbone.make_cache())

@@ -39,6 +39,7 @@ KINDS: dict[str, Kind] = {
     "reasoning": "text",
     "dtype": "text",
     "kernels": "text",
+    "exact": "switch",
     "prefill_step_size": "whole",
     "temperature": "number",
     "top_k": "whole",

@@ -15,7 +15,14 @@ from ..core.bench_types import Arm
 from ..core.config import TargetConfig, read_target_config
 from ..core.drafter import Drafter
 from ..core.loading import LoadedTarget, load_target
-from ..core.options import DEFAULT_KERNELS, NO_BLOCK, GenerateOptions, check_drafter_bits
+from ..core.options import (
+    DEFAULT_KERNELS,
+    NO_BLOCK,
+    GenerateOptions,
+    check_drafter_bits,
+    limit_block,
+)
+from ..core.promise import Promise, keep_exact
 from . import bundled
 from .bench_specs import ArmSpec
 from .candidates import Candidate, Request, find_candidates, tolerate
@@ -30,11 +37,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BenchSetup:
-    """One target, its tokenizer, the arms, and the directories whose bytes decide the result."""
+    """One target, its tokenizer, the arms, and the directories whose bytes decide the result.
+
+    promise: what was measured of the target's rows.
+    """
 
     target: LoadedTarget
     arms: list[Arm]
     directories: list[Path]
+    promise: Promise
 
 
 @dataclass
@@ -92,7 +103,7 @@ class ArmLoader:
             attempts.append(Attempt(opened.name if opened else None, problem or candidate.problem))
         route = choose_route(spec.speculation, attempts)
         first, reserve = [*drafters, None, None][:2]
-        return self._arm(spec, route, first, reserve)
+        return self._arm(spec, route, first, reserve, loaded.target.widest)
 
     def _open(self, candidate: Candidate, spec: ArmSpec, loaded: LoadedTarget) -> Drafter | None:
         if candidate.load is None:
@@ -108,14 +119,19 @@ class ArmLoader:
         return self._opened[key]
 
     def _arm(
-        self, spec: ArmSpec, route: Route, drafter: Drafter | None, reserve: Drafter | None
+        self,
+        spec: ArmSpec,
+        route: Route,
+        drafter: Drafter | None,
+        reserve: Drafter | None,
+        widest: int | None,
     ) -> Arm:
         options = GenerateOptions(
             block_size=spec.block_size,
             draft_tokens=spec.draft_tokens or GenerateOptions.draft_tokens,
             gate=spec.gate,
         )
-        block = drafter.block(options) if drafter else NO_BLOCK
+        block = limit_block(drafter.block(options), widest) if drafter else NO_BLOCK
         settings: dict[str, Any] = {"requested": spec.speculation, "route": route.route}
         if drafter is None:
             settings |= {} if spec.speculation == "none" else {"reason": route.reason}
@@ -153,8 +169,12 @@ def load_arms(
     say: Say = lambda message: None,
     report: Report | None = None,
     stored_probe: bool = True,
+    exact: bool | None = None,
 ) -> BenchSetup:
-    """Load one target and every drafter that some arm needs; failures come before the big load."""
+    """Load one target and every drafter that some arm needs; failures come before the big load.
+
+    exact: True as of load_pair; else nothing is measured: a benchmark compares the ids themselves.
+    """
     config = read_target_config(locate(model or bundled.TARGET))
     if drafter_bits is not None:
         check_drafter_bits(drafter_bits)
@@ -162,10 +182,13 @@ def load_arms(
     candidates = [loader.candidates(spec) for spec in specs]
     say(f"loading target {config.path}")
     loaded = load_target(config, dtype, kernels)
+    target, promise = keep_exact(loaded.target, bool(exact), rows=1)
+    loaded = LoadedTarget(target, loaded.tokenizer)
     arms = [
         loader.build(spec, found, loaded) for spec, found in zip(specs, candidates, strict=True)
     ]
-    return BenchSetup(loaded, arms, list(dict.fromkeys([config.path, *loader.directories])))
+    directories = list(dict.fromkeys([config.path, *loader.directories]))
+    return BenchSetup(loaded, arms, directories, promise)
 
 
 def _name(route: str, draft_tokens: int, spec: ArmSpec) -> str:

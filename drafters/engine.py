@@ -17,6 +17,7 @@ from ..core.drafter import Drafter
 from ..core.errors import PromptError
 from ..core.gate import RoutePicker
 from ..core.options import GenerateOptions, Speculation
+from ..core.promise import Promise
 from ..core.results import Chunk, FinishReason, GenerationStats
 from ..core.reuse import Resume, best_mark
 from ..core.sampling_options import SamplingOptions
@@ -62,13 +63,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request."""
+    """A finished request; identity: what may be said of its ids, if anything."""
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
     route: Route
     stats: GenerationStats
+    identity: str | None = None
 
 
 @dataclass
@@ -83,6 +85,7 @@ class Engine:
     drafters: Sequence[Drafter] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
     prefill_step_size: int = GenerateOptions.prefill_step_size
+    promise: Promise = Promise()
     clock: Callable[[], float] = time.perf_counter
     _pickers: dict[tuple[tuple[str, int], ...], RoutePicker] = field(default_factory=dict)
     _last: Generation | None = None
@@ -120,7 +123,10 @@ class Engine:
         generation, route = self.start(request)
         text = "".join(event.text for event in generation if isinstance(event, Chunk))
         emitter = generation.emitter
-        return Completion(text, emitter.token_ids, emitter.reason, route, generation.stats)
+        identity = self.promise.statement(generation)
+        return Completion(
+            text, emitter.token_ids, emitter.reason, route, generation.stats, identity
+        )
 
     def route(self, speculation: Speculation) -> Route:
         """The route of a speculation value over the loaded drafters."""
@@ -168,4 +174,4 @@ def load(
 def from_pair(pair: Pair) -> Engine:
     """The engine over what load_pair loaded."""
     drafters = [one for one in (pair.drafter, pair.reserve) if one is not None]
-    return Engine(pair.target, pair.tokenizer, drafters, dict(pair.problems))
+    return Engine(pair.target, pair.tokenizer, drafters, dict(pair.problems), promise=pair.promise)

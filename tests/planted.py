@@ -87,7 +87,7 @@ def plant(target: Target, fault: Fault) -> Target:
             layer.mlp = Rescaled(layer.mlp, factor)
         if "keys" in fault and hasattr(layer, "self_attn"):
             layer.self_attn = CountsKeys(layer.self_attn)
-    if factor is not None:
+    if factor is not None and not target.backbone.is_tied:
         target.backbone.text.lm_head = Rescaled(target.backbone.text.lm_head, factor)
     return target
 

@@ -1,0 +1,88 @@
+"""What may be said of a request's ids: identical to plain decoding's, and on what evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from .agreement import blocks_agree
+from .device import on_cpu
+from .errors import ExactUnavailable
+from .exact import ExactPlan, ExactTarget, find_plan, slides
+from .target import Target
+
+if TYPE_CHECKING:
+    from .decode import Generation
+
+NOT_VERIFIED = "not verified on this device"
+IDENTICAL = "identical here"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What was measured of a loaded target's rows.
+
+    plan: by which they are exact, None where that is not known; asked: by --exact, so that the
+    target runs by the plan whatever it costs; problem: what a check found, where one failed.
+    """
+
+    plan: ExactPlan | None = None
+    asked: bool = False
+    problem: str = ""
+
+    def describe(self, rows: int, *, shared: bool = False) -> str:
+        """For a request with blocks of up to `rows` rows.
+
+        shared: it went on with another request's rows, which are exact on the CPU alone.
+        """
+        plan = self.plan
+        if plan is None or rows > plan.width or (shared and not on_cpu()):
+            return f"{NOT_VERIFIED} ({self.problem})" if self.problem else NOT_VERIFIED
+        if plan.checked == "stored":
+            return f"exact: verified on this device on {plan.date} (stored probe)"
+        return f"{IDENTICAL} ({plan.describe()}, checked at load)"
+
+    def statement(self, generation: Generation) -> str | None:
+        """For a request that ran; None where nothing is to be said: of plain decoding that is what
+        it is anyway, and of a sample, whose ids are the draws' own."""
+        blocks = generation.blocks.values()
+        if not generation.options.sampling.greedy or not (blocks or self.asked):
+            return None
+        rows = max((block.effective for block in blocks), default=1)
+        return self.describe(rows, shared=generation.stats.reused_tokens > 0)
+
+    def to_dict(self, generation: Generation) -> dict[str, Any]:
+        """The `identity` object of `--json`."""
+        return {
+            "statement": self.statement(generation),
+            "exact": self.asked,
+            "plan": self.plan.to_dict() if self.plan else None,
+        }
+
+
+def keep_exact(target: Target, wanted: bool | None, rows: int) -> tuple[Target, Promise]:
+    """The target as requests shall use it, and what it promises.
+
+    wanted: True: by a plan, at any cost; False: as it is, unchecked; None: as it is, and on the
+    CPU, which pads nothing, blocks of up to `rows` rows (1: no drafter) are compared with single
+    rows. Raises ExactUnavailable where a plan is wanted and there is none.
+    """
+    if wanted:
+        plan = find_plan(target)
+        return ExactTarget(target, plan), Promise(plan, asked=True)
+    if wanted is None and on_cpu() and rows > 1:
+        return target, _short_check(target, rows)
+    return target, Promise()
+
+
+def _short_check(target: Target, rows: int) -> Promise:
+    if slides(target):
+        return Promise(problem="a sliding layer's blocks and single rows sum in another order")
+    try:
+        found = blocks_agree(target, rows)
+    except ExactUnavailable as exc:
+        return Promise(problem=str(exc))
+    if not found.holds:
+        return Promise(problem=found.describe())
+    return Promise(ExactPlan(rows, pads=False, date=date.today().isoformat()))
