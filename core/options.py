@@ -214,6 +214,6 @@ def limit_block(block: Block, widest: int | None) -> Block:
     if block.requested is not None:
         raise OptionError(
             f"block_size {block.requested} is above the exact width of this target on this device, "
-            f"{widest} rows: give 2..{widest}, or run without --exact"
+            f"{widest} rows: give 2..{widest}, or run with --no-exact"
         )
     return replace(block, effective=widest, source="the widest that is exact here")

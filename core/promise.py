@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from .agreement import blocks_agree
 from .device import on_cpu
 from .errors import ExactUnavailable
 from .exact import ExactPlan, ExactTarget, find_plan, slides
+from .probes import Note, StoredProbe, load_probe, probe_key, save_probe
 from .target import Target
 
 if TYPE_CHECKING:
     from .decode import Generation
 
+FREE = 1.03
+"""A pass that costs no more than so many of one as it is makes its plan the default."""
 NOT_VERIFIED = "not verified on this device"
 IDENTICAL = "identical here"
 
@@ -61,19 +65,74 @@ class Promise:
         }
 
 
-def keep_exact(target: Target, wanted: bool | None, rows: int) -> tuple[Target, Promise]:
+def keep_exact(
+    target: Target,
+    wanted: bool | None,
+    rows: int,
+    *,
+    stored: bool = True,
+    note: Note = lambda message: None,
+) -> tuple[Target, Promise]:
     """The target as requests shall use it, and what it promises.
 
-    wanted: True: by a plan, at any cost; False: as it is, unchecked; None: as it is, and on the
-    CPU, which pads nothing, blocks of up to `rows` rows (1: no drafter) are compared with single
-    rows. Raises ExactUnavailable where a plan is wanted and there is none.
+    wanted: True: by a plan, at any cost; False: as it is, unchecked; None: as it is, unless a
+    stored plan costs next to nothing, and on the CPU blocks of up to `rows` rows (1: no drafter)
+    are compared with single rows. stored: a plan of a stored probe is not measured again, and one
+    that is measured is stored; note: told where that goes wrong. Raises ExactUnavailable where a
+    plan is wanted and there is none.
     """
+    if wanted is False or (wanted is None and rows < 2):
+        return target, Promise()
+    known = _stored_plan(target, note) if stored else None
     if wanted:
-        plan = find_plan(target)
+        plan = known.plan if known else _measured_plan(target, stored, note)
         return ExactTarget(target, plan), Promise(plan, asked=True)
-    if wanted is None and on_cpu() and rows > 1:
+    if known is not None and not known.plan.has_fixed_keys:
+        return target, Promise(known.plan)
+    if on_cpu():  # where plain decoding stays mlx-lm's own, bit for bit
         return target, _short_check(target, rows)
+    if known is not None and known.cost <= FREE:
+        return ExactTarget(target, known.plan), Promise(known.plan)
     return target, Promise()
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan of a stored probe; cost: of its pass over one as it is, at the worst context."""
+
+    plan: ExactPlan
+    cost: float
+
+
+def _stored_plan(target: Target, note: Note) -> StoredPlan | None:
+    key = probe_key(target)
+    probe = load_probe(key, note) if key is not None else None
+    if probe is None or probe.exact_width is None:
+        return None
+    plan = ExactPlan(
+        probe.exact_width, probe.exact_pads, "stored", probe.date, probe.exact_fixes_keys
+    )
+    return StoredPlan(plan, _worst(probe.details.get("exact_cost")))
+
+
+def _worst(costs: object) -> float:
+    """The largest of {context: ratio}; infinite where that is not what it is."""
+    ratios = list(costs.values()) if isinstance(costs, dict) else []
+    if not ratios or not all(isinstance(ratio, int | float) for ratio in ratios):
+        return inf
+    return float(max(ratios))
+
+
+def _measured_plan(target: Target, store: bool, note: Note) -> ExactPlan:
+    plan = find_plan(target)
+    key = probe_key(target) if store else None
+    if key is not None:
+        found = StoredProbe(plan.date, plan.width, plan.pads, plan.fixes_keys)
+        try:
+            save_probe(key, found)
+        except OSError as exc:
+            note(f"the exact plan could not be stored: {exc}")
+    return plan
 
 
 def _short_check(target: Target, rows: int) -> Promise:

@@ -182,7 +182,9 @@ def load_arms(
     candidates = [loader.candidates(spec) for spec in specs]
     say(f"loading target {config.path}")
     loaded = load_target(config, dtype, kernels)
-    target, promise = keep_exact(loaded.target, bool(exact), rows=1)
+    target, promise = keep_exact(
+        loaded.target, bool(exact), rows=1, stored=stored_probe, note=report.note if report else say
+    )
     loaded = LoadedTarget(target, loaded.tokenizer)
     arms = [
         loader.build(spec, found, loaded) for spec, found in zip(specs, candidates, strict=True)

@@ -145,7 +145,8 @@ def load_pair(
     blocks_of = checked or GenerateOptions()
     rows = max((one.block(blocks_of).effective for one in drafters), default=1)
     say("checking that a row depends on its own past alone")
-    target, promise = keep_exact(loaded.target, exact, rows)
+    note = report.note if report else say
+    target, promise = keep_exact(loaded.target, exact, rows, stored=stored_probe, note=note)
     return Pair(target, loaded.tokenizer, first, route, second, tuple(problems), promise)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from planted import Fault, plant
 from typer.testing import CliRunner, Result
 
 from dflash_suite.cli.app import app
-from dflash_suite.core import exact
+from dflash_suite.core import exact, promise
 from dflash_suite.core.exact import ExactPlan, ExactTarget
 from dflash_suite.core.loading import LoadedTarget, load_target
 from dflash_suite.core.promise import Promise
@@ -32,8 +33,9 @@ def plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def one_short_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for a plan takes seconds otherwise."""
+    """The search for a plan takes seconds otherwise; none is stored, so that each is measured."""
     monkeypatch.setattr(exact, "CPU_CONTEXTS", (8,))
+    monkeypatch.setenv("DFLASH_STORED_PROBE", "off")
 
 
 def run(*args: str, command: str = "generate", stdin: str | None = None) -> Result:
@@ -98,7 +100,7 @@ def test_where_nothing_is_exact_the_command_ends(
 
 
 def test_a_block_above_the_exact_width_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def narrow(target: Target, wanted: bool | None, rows: int) -> tuple[Target, Promise]:
+    def narrow(target: Target, *args: Any, **named: Any) -> tuple[Target, Promise]:
         plan = ExactPlan(4, pads=True)
         return ExactTarget(target, plan), Promise(plan, asked=True)
 
@@ -117,6 +119,22 @@ def test_exact_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     short = ["--raw", CODE, "-n", "4", "--no-gate"]
     assert "not verified on this device" in run(*short).stderr
     assert "identical here" in run(*short, "--exact").stderr
+
+
+def test_a_measured_plan_is_stored_and_used_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    short = ["--raw", CODE, "-n", "4", "--no-gate", "--stored-probe"]
+    assert "identical here (blocks of up to 16" in run(*short, "--exact").stderr
+    assert len(list((tmp_path / "dflash/probes").iterdir())) == 1
+    measured: list[int] = []
+    monkeypatch.setattr(promise, "find_plan", measured.append)
+    monkeypatch.setattr(promise, "blocks_agree", measured.append)
+    for option in ("--exact", ""):
+        told = run(*short, *filter(None, [option])).stderr
+        assert f"exact: verified on this device on {date.today()} (stored probe)" in told
+    assert measured == []
 
 
 def test_bench_says_what_it_compared_and_by_which_plan() -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from planted import Fault, plant, planted_target
 from scripted import ScriptedDrafter, all_right
-from tiny import PieceDetokenizer, Precision, make_target, prompt
+from tiny import PieceDetokenizer, Precision, make_target, prompt, save_checkpoint
 
 from dflash_suite.core.agreement import blocks_agree
 from dflash_suite.core.bench_identity import Difference, Identity
+from dflash_suite.core.config import read_target_config
 from dflash_suite.core.decode import Generation
 from dflash_suite.core.drafter import Drafter
 from dflash_suite.core.exact import ExactPlan, ExactTarget
 from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.probes import StoredProbe, probe_key, save_probe
 from dflash_suite.core.promise import Promise, keep_exact
 from dflash_suite.core.sampling_options import SamplingOptions
+from dflash_suite.core.target import Target
 from dflash_suite.drafters import pair as pairs
 from dflash_suite.drafters.engine import Request, from_pair
 from dflash_suite.drafters.mtp import MtpDrafter
@@ -127,12 +132,77 @@ def test_a_sliding_target_promises_nothing_as_it_is() -> None:
     assert isinstance(kept, ExactTarget) and kept.plan.fixes_keys and promise.asked
 
 
+# --- plans that are stored ------------------------------------------------------------------------
+
+PADDED = StoredProbe("2026-11-20", 8, exact_pads=True, details={"exact_cost": {"64": 1.02}})
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """A target that has files, and an empty place for probes of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Target(make_target().backbone, read_target_config(save_checkpoint(tmp_path / "model")))
+
+
+def store(target: Target, probe: StoredProbe) -> None:
+    key = probe_key(target)
+    assert key is not None
+    save_probe(key, probe)
+
+
+def test_a_plan_that_was_measured_is_stored(on_disk: Target) -> None:
+    notes: list[str] = []
+    measured = keep_exact(on_disk, True, 7, note=notes.append)[1]
+    again = keep_exact(on_disk, True, 7, note=notes.append)[1]
+    assert measured.plan is not None and again.plan is not None and not notes
+    assert (measured.plan.checked, again.plan.checked) == ("run", "stored")
+    assert again.describe(8).startswith("exact: verified on this device on 20")
+    assert keep_exact(on_disk, True, 7, stored=False)[1] == measured
+
+
+def test_a_disk_that_takes_nothing_is_a_note(
+    on_disk: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("dflash_suite.core.promise.save_probe", full)
+    notes: list[str] = []
+    assert keep_exact(on_disk, True, 7, note=notes.append)[1].plan is not None
+    assert notes == ["the exact plan could not be stored: no space left"]
+
+
+def test_a_stored_plan_is_asked_for_or_free(
+    on_disk: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default only where its pass costs at most 1.03 of one as it is, and never on the CPU."""
+    store(on_disk, PADDED)
+    kept, promise = keep_exact(on_disk, True, 7)
+    assert isinstance(kept, ExactTarget) and kept.plan.pads and promise.asked
+    assert promise.describe(8) == "exact: verified on this device on 2026-11-20 (stored probe)"
+    assert keep_exact(on_disk, None, 7)[0] is on_disk, "the CPU stays as it is"
+    monkeypatch.setattr("dflash_suite.core.promise.on_cpu", lambda: False)
+    kept, promise = keep_exact(on_disk, None, 7)
+    assert isinstance(kept, ExactTarget) and not promise.asked
+    assert keep_exact(on_disk, None, 1)[0] is on_disk, "plain decoding gains nothing by it"
+    assert keep_exact(on_disk, False, 7) == (on_disk, Promise())
+    assert keep_exact(on_disk, None, 7, stored=False) == (on_disk, Promise())
+    costs: list[Any] = [{"64": 1.01, "2000": 1.04}, {}, None, {"64": "cheap"}]
+    for cost in costs:
+        store(on_disk, replace(PADDED, details={"exact_cost": cost}))
+        assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), cost
+    store(on_disk, replace(PADDED, exact_pads=False))
+    kept, promise = keep_exact(on_disk, None, 7)
+    assert kept is on_disk and promise.describe(7).startswith("exact: verified")
+    assert promise.describe(9) == "not verified on this device"
+
+
 # --- the bundled pair ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def exact_pair() -> Pair:
-    return pairs.load_pair(dtype="float32", exact=True)
+    return pairs.load_pair(dtype="float32", exact=True, stored_probe=False)
 
 
 def test_the_bundled_pair_is_exact_as_it_is(exact_pair: Pair) -> None:
