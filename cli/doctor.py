@@ -127,6 +127,7 @@ def _probe(
         report=progress.report(notes=True),
         kernels=kernels,
         stored_probe=False,
+        exact=False,
     )
     is_bundled = pair.target.config.path.resolve() == ROOT / "target"
     return probe_pair(pair, bundled_target=is_bundled, options=options, say=progress.say)

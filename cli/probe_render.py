@@ -37,10 +37,9 @@ def print_probe(report: ProbeReport) -> None:
 def format_subject(report: ProbeReport) -> str:
     """What was measured, and on what."""
     known = report.subject
-    device = known.get("device", "this device")
-    parts = [known.get("dtype", ""), f"{known['kernels']} kernels" if "kernels" in known else ""]
-    parts += [f"{name} {known[key]}" for name, key in VERSIONS if key in known]
-    return f"probe on {device}, {', '.join(part for part in parts if part)}, {report.date}"
+    parts = [known["dtype"], f"{known['kernels']} kernels"]
+    parts += [f"{name} {known[key]}" for name, key in VERSIONS]
+    return f"probe on {known['device']}, {', '.join(parts)}, {report.date}"
 
 
 VERSIONS = (("mlx", "mlx"), ("mlx-lm", "mlx_lm"))
@@ -78,10 +77,9 @@ def rows_table(report: ProbeReport, context: int) -> Table:
         )
     return Table(
         f"rows of a pass with equal bits, {context:,} tokens of context",
-        ["rows", *columns.values(), "largest diff.", "flips", "top-2 margin"],
+        ["rows", *columns.values(), "difference", "flips", "margin"],
         lines,
-        "as 1 row: against passes of one row; same width: at other places in the block, other "
-        "offsets and beside other rows; the last three columns are of passes as they are",
+        NOTE + (MADE_EXACT if len(columns) > len(UNPADDED) else ""),
         words=(),
     )
 
@@ -89,18 +87,28 @@ def rows_table(report: ProbeReport, context: int) -> Table:
 COLUMNS: dict[tuple[Way, str], str] = {
     ("one row", AS_THEY_ARE): "as 1 row",
     ("same width", AS_THEY_ARE): "same width",
-    ("one row", FIXED_KEYS): "fixed keys, as 1 row",
+    ("one row", FIXED_KEYS): "fixed keys",
     ("same width", PADDED): "padded",
 }
 UNPADDED: tuple[tuple[Way, str], ...] = (("one row", AS_THEY_ARE), ("same width", AS_THEY_ARE))
 
 
+NOTE = (
+    "as 1 row: against passes of one row; same width: at other places in the block, other offsets "
+    "and beside other rows; difference of a logit, flips of the best one and its smallest margin: "
+    "of passes as they are"
+)
+MADE_EXACT = (
+    "; fixed keys: as 1 row, attention over a fixed number of keys; padded: same width, every pass "
+    "padded to it; *: logits are equal, caches are not"
+)
+
+
 def equal_rows(one: Agreement | None) -> str:
-    """`31 of 32`; caches that differ are said where all logits are equal."""
+    """`31 of 32`, with a star where all logits are equal and the caches are not."""
     if one is None:
         return DASH
-    only_caches = one.equal == one.rows and not one.caches
-    return f"{one.equal} of {one.rows}" + (", caches differ" if only_caches else "")
+    return f"{one.equal} of {one.rows}" + "*" * (one.equal == one.rows and not one.caches)
 
 
 def cost_table(costs: tuple[ContextCosts, ...]) -> Table:
@@ -165,9 +173,14 @@ def exact_line(report: ProbeReport) -> str:
     exact = report.exact
     if exact.plan is None:
         return f"--exact is refused here: {exact.problem}"
-    costs = ", ".join(f"{ratio:.2f} at {context:,} tokens" for context, ratio in exact.cost)
-    price = f"; a pass costs {costs} of one as it is" if exact.plan.has_fixed_keys else ""
-    return f"--exact: {exact.plan.describe()}{price}"
+    if not exact.plan.has_fixed_keys:
+        return f"--exact: {exact.plan.describe()}, at no cost"
+    costs = "; ".join(
+        f"at {context:,} tokens a pass of {exact.plan.width} rows costs {ratio:.2f} of one as it "
+        f"is, a single row {plain:.2f}"
+        for (context, ratio), (_, plain) in zip(exact.cost, exact.plain_cost, strict=True)
+    )
+    return f"--exact: {exact.plan.describe()}; {costs}"
 
 
 def draft_line(draft: DraftFinding) -> str:

@@ -102,15 +102,19 @@ def measure_costs(
     )
 
 
-def relative_cost(target: Target, base: Target, context: int, width: int, repeats: int) -> float:
-    """A pass of `width` rows by `target` over the same by `base`, measured in turns."""
-    clock: Clock = time.perf_counter
-    jobs: dict[tuple[str, int], Callable[[], float]] = {
-        (name, width): partial(Timed(one, context, {}, clock).verify, width)
+def relative_costs(
+    target: Target, base: Target, context: int, widths: Sequence[int], repeats: int
+) -> dict[int, float]:
+    """By rows: a pass of `target` over the same of `base`, measured in turns."""
+    timed = {
+        name: Timed(one, context, {}, time.perf_counter)
         for name, one in (("target", target), ("base", base))
     }
+    jobs: dict[tuple[str, int], Callable[[], float]] = {
+        (name, width): partial(one.verify, width) for width in widths for name, one in timed.items()
+    }
     found = interleave(jobs, repeats)
-    return found["target", width] / found["base", width]
+    return {width: found["target", width] / found["base", width] for width in widths}
 
 
 def interleave(

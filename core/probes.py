@@ -96,24 +96,25 @@ def today() -> str:
 
 def probe_key(target: Target) -> ProbeKey | None:
     """The key of a loaded target; None for one that is in no directory."""
-    import mlx.core as mx
-
     directory = target.config.path.resolve()
     weights = identify(directory)
-    if not weights:
-        return None
+    return ProbeKey(str(directory), weights=weights, **conditions(target)) if weights else None
+
+
+def conditions(target: Target) -> dict[str, str]:
+    """What a measurement of a target depends on beside its weights: fields of ProbeKey."""
+    import mlx.core as mx
+
     info = mx.device_info()
     kind = "cpu" if mx.default_device() == mx.cpu else "gpu"
-    return ProbeKey(
-        model=str(directory),
-        dtype=str(target.compute_dtype).removeprefix("mlx.core."),
-        kernels="fused" if target.is_fused else "stock",
-        device=f"{kind} {info.get('device_name') or info.get('architecture') or 'unknown'}",
-        weights=weights,
-        mlx=_version("mlx"),
-        mlx_lm=_version("mlx-lm"),
-        suite=__version__,
-    )
+    return {
+        "dtype": str(target.compute_dtype).removeprefix("mlx.core."),
+        "kernels": "fused" if target.is_fused else "stock",
+        "device": f"{kind} {info.get('device_name') or info.get('architecture') or 'unknown'}",
+        "mlx": _version("mlx"),
+        "mlx_lm": _version("mlx-lm"),
+        "suite": __version__,
+    }
 
 
 def identify(directory: Path) -> str:

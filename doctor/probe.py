@@ -17,9 +17,9 @@ from ..core.errors import ExactUnavailable
 from ..core.exact import ExactPlan, ExactTarget, find_plan
 from ..core.options import MAX_DRAFT_TOKENS, GenerateOptions
 from ..core.probe_accept import AcceptProfile, Answers, Prompts, plain_answers
-from ..core.probe_costs import ContextCosts, CostOptions, measure_costs, relative_cost
+from ..core.probe_costs import ContextCosts, CostOptions, measure_costs, relative_costs
 from ..core.probe_forecast import settle
-from ..core.probes import ProbeKey, StoredProbe, probe_key, save_probe, today
+from ..core.probes import ProbeKey, StoredProbe, conditions, probe_key, save_probe, today
 from ..core.target import Target
 from ..drafters.bench_prompts import collect_prompts
 from ..drafters.pair import Pair
@@ -150,13 +150,18 @@ def find_exact(target: Target, options: ProbeOptions) -> ExactFinding:
     except ExactUnavailable as error:
         return ExactFinding(problem=str(error))
     if not plan.has_fixed_keys:
-        return ExactFinding(plan, cost=tuple((context, 1.0) for context in options.contexts))
-    exact = ExactTarget(target, plan)
-    costs = (
-        (context, relative_cost(exact, target, context, plan.width, options.repeats))
+        free = tuple((context, 1.0) for context in options.contexts)
+        return ExactFinding(plan, cost=free, plain_cost=free)
+    exact, widths = ExactTarget(target, plan), (1, plan.width)
+    costs = [
+        (context, relative_costs(exact, target, context, widths, options.repeats))
         for context in options.contexts
+    ]
+    return ExactFinding(
+        plan,
+        cost=tuple((context, ratios[plan.width]) for context, ratios in costs),
+        plain_cost=tuple((context, ratios[1]) for context, ratios in costs),
     )
-    return ExactFinding(plan, cost=tuple(costs))
 
 
 def store_report(report: ProbeReport, target: Target, drafters: Sequence[Drafter]) -> ProbeReport:
@@ -204,4 +209,4 @@ def _subject(target: Target) -> Mapping[str, str]:
     key = probe_key(target)
     if key is not None:
         return asdict(key)
-    return {"model": str(target.config.path), "dtype": str(target.compute_dtype)}
+    return {"model": str(target.config.path), **conditions(target)}

@@ -7,7 +7,7 @@ The `probe` object of the JSON document:
                "width", "context", "rows", "equal", "largest_difference", "flips",
                "smallest_margin", "caches"}],
      "rows_problem": str, "exact": {"width", "pads", "fixes_keys", ...} | null,
-     "exact_problem": str, "exact_cost": {"context": ratio},
+     "exact_problem": str, "exact_cost": {"context": ratio}, "exact_plain_cost": {...},
      "costs": [{"context", "plain_sec", "pass_sec": {"rows": sec}, "draft_sec": {name: {...}}}],
      "drafts": [{"name", "bits", "trained", "accept": [...], "forecast": [...], "best_block",
                  "pays": bool}],
@@ -89,11 +89,13 @@ class DraftFinding:
 @dataclass(frozen=True)
 class ExactFinding:
     """What `--exact` would do here. plan: None where nothing is exact, and `problem` says why;
-    cost: by context, a pass under the plan over the same pass as it is."""
+    cost: by context, a pass of the plan's width over the same pass as it is; plain_cost: the same
+    of a single row."""
 
     plan: ExactPlan | None = None
     problem: str = ""
     cost: tuple[tuple[int, float], ...] = ()
+    plain_cost: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class ProbeReport:
             "exact": None if self.exact.plan is None else self.exact.plan.to_dict(),
             "exact_problem": self.exact.problem,
             "exact_cost": {str(context): ratio for context, ratio in self.exact.cost},
+            "exact_plain_cost": {str(context): ratio for context, ratio in self.exact.plain_cost},
             "costs": [cost.to_dict() for cost in self.costs],
             "drafts": [draft.to_dict() for draft in self.drafts],
             "stored": list(self.stored),

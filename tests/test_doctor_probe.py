@@ -8,17 +8,20 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from doctor_pairs import save_pair
 from planted import Fault, planted_target
+from rich.console import Console
 from tiny import Precision, make_target, save_checkpoint
 from tiny_drafter import save_drafter
 from typer.testing import CliRunner, Result
 
 from dflash_suite.cli.app import app
+from dflash_suite.cli.bench_render import rich_table
 from dflash_suite.cli.probe_render import tables, verdicts
 from dflash_suite.core.exact import find_plan
 from dflash_suite.core.options import GenerateOptions
@@ -119,7 +122,7 @@ def test_the_table_at_eighty_columns(tmp_path: Path) -> None:
     assert "passes, ms" in text and "9 tokens" in text
     assert "dflash2, 4 bits, 9 tokens of context" in text and "break-even" in text
     assert "ids of" in text and "equal plain decoding's" in text
-    assert "--exact: blocks of up to 16 rows" in text
+    assert "--exact: blocks of up to 16 rows, at no cost" in text
     assert text.count("stored: ") == 2
 
 
@@ -166,13 +169,17 @@ def test_a_planted_dependence_in_the_report(fault: Fault) -> None:
     report = report_of(planted_target(fault))
     assert (report.exact.plan is None) == (not CURED[fault])
     first, *_ = tables(report)
-    assert {"fixed keys, as 1 row", "padded"} <= set(first.columns)
-    assert any(row[first.columns.index("largest diff.")] != "0" for row in first.rows)
+    assert {"fixed keys", "padded"} <= set(first.columns)
+    assert any(row[first.columns.index("difference")] != "0" for row in first.rows)
+    shown = Console(width=80, file=StringIO())
+    shown.print(rich_table(first))
+    assert isinstance(shown.file, StringIO)
+    assert all(cell in shown.file.getvalue() for row in first.rows for cell in row)
     said = "\n".join(verdicts(report))
     if report.exact.plan is None:
         assert "--exact is refused here" in said and "differ at width" in said
     else:
-        assert f"--exact: {report.exact.plan.describe()}; a pass costs" in said
+        assert f"--exact: {report.exact.plan.describe()}; at 6 tokens a pass of" in said
         assert [context for context, _ in report.exact.cost] == [6, 20]
     json.dumps(report.to_dict())
 

@@ -25,7 +25,7 @@ from dflash_suite.core.probe_costs import (
     Timed,
     interleave,
     measure_costs,
-    relative_cost,
+    relative_costs,
     seeded_ids,
 )
 from dflash_suite.core.probe_forecast import best_block, forecast, settle
@@ -109,7 +109,8 @@ def test_a_padded_target_can_be_timed() -> None:
     exact = ExactTarget(make_target(), ExactPlan(4, pads=True))
     costs = measure_costs(exact, 9, None, CostOptions((1, 4), repeats=1))
     assert costs.pass_sec[1] > 0 and costs.pass_sec[4] > 0
-    assert relative_cost(exact, make_target(), 9, 4, 1) > 0
+    ratios = relative_costs(exact, make_target(), 9, (1, 4), 1)
+    assert set(ratios) == {1, 4} and all(ratio > 0 for ratio in ratios.values())
 
 
 def test_jobs_take_turns_there_and_back_and_the_first_turn_is_thrown_away() -> None:
