@@ -82,8 +82,7 @@ def agree_at_widths(
     require_positive("widths", len(widths))
     text = Text(target, max(widths), context, tokens, seed)
     for width in widths:
-        ways = [[1] * tokens, [width] * tokens, [1, *[width] * tokens], text.mixed_counts(width)]
-        decoded = [text.decode(width, counts) for counts in ways]
+        decoded = [text.decode(width, counts) for counts in text.ways(width)]
         if width > 1 and text.junk_passes == 0:
             raise ExactUnavailable("the check says nothing: no pass had a row to roll back")
         yield _compare(text, decoded, width)
@@ -112,6 +111,15 @@ def agree_with_one_rows(
     for width in widths:
         ways = [text.decode(width, [width] * tokens), text.decode(width, text.mixed_counts(width))]
         yield _compare(text, [one, *ways], width)
+
+
+def agree_in_every_way(
+    target: Target, width: int, context: int, tokens: int = DEFAULT_TOKENS, seed: int = 0
+) -> Agreement:
+    """agree and agree_with_one_row at once, over one prefill. Raises as `agree`."""
+    text = Text(target, width, context, tokens, seed)
+    one = text.decode(1, [1] * tokens)
+    return _compare(text, [one, *(text.decode(width, counts) for counts in text.ways(width))])
 
 
 def blocks_agree(target: Target, rows: int, context: int = 8, seed: int = 0) -> Agreement:
@@ -179,6 +187,11 @@ class Text:
             mx.eval(logits[-1], cache_arrays(cache))
             done += keep
         return Decoded(mx.concatenate(logits), [held_rows(layer) for layer in cache])
+
+    def ways(self, width: int) -> list[list[int]]:
+        """Counts at one width: one row a pass, all, all from another base offset, mixed."""
+        all_kept = [width] * len(self.ids)
+        return [[1] * len(self.ids), all_kept, [1, *all_kept], self.mixed_counts(width)]
 
     def mixed_counts(self, width: int | None = None) -> list[int]:
         """Rows to keep a pass, drawn from 1 .. width, enough for the text."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from .agreement import Agreement, agree, agree_up_to, agree_with_one_row
+from .agreement import Agreement, agree_in_every_way, agree_up_to
 from .caches import window_of
 from .device import on_cpu
 from .errors import CacheError, ExactUnavailable, RollbackError
@@ -196,12 +196,10 @@ def exact_width(
 
 
 def _first_problem(target: Target, plan: ExactPlan, context: int, tokens: int) -> Agreement | None:
-    checks: Iterator[Agreement]
     if plan.pads:
-        kinds = (agree, agree_with_one_row)
-        checks = (kind(target, plan.width, context, tokens) for kind in kinds)
-    else:
-        checks = agree_up_to(target, plan.width, context, tokens)
+        found = agree_in_every_way(target, plan.width, context, tokens)
+        return None if found.holds else found
+    checks = agree_up_to(target, plan.width, context, tokens)
     return next((found for found in checks if not found.holds), None)
 
 

@@ -182,6 +182,8 @@ def load_arms(
     candidates = [loader.candidates(spec) for spec in specs]
     say(f"loading target {config.path}")
     loaded = load_target(config, dtype, kernels)
+    if exact:
+        say("checking that a row depends on its own past alone")
     target, promise = keep_exact(
         loaded.target, bool(exact), rows=1, stored=stored_probe, note=report.note if report else say
     )

@@ -38,7 +38,7 @@ from dflash_suite.drafters.engine import Engine, Request
 from dflash_suite.drafters.kinds import DrafterKind
 from dflash_suite.drafters.pair import Pair
 
-PROMPT_TOKENS, NEW_TOKENS = 20, 60
+PROMPT_TOKENS, NEW_TOKENS = 20, 40
 LLAMA_SLIDING: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window": 12,
@@ -106,7 +106,7 @@ def test_the_cheapest_plan_that_is_exact_and_its_ids(
     assert found.checked == "run" and len(found.date) == len("2026-11-29")
     exact = ExactTarget(target, found)
     plain = decode(exact).emitter.token_ids
-    assert_varied(plain)
+    assert_varied(plain, within=NEW_TOKENS)
     every = (fault, name) == ("width and keys", "hybrid")
     speculative(exact, plain, range(2, found.width + 1, 1 if every else 3))
     if fault is not None and "width" in fault:
@@ -183,12 +183,20 @@ def test_padded_passes_give_the_same_ids(name: str, precision: Precision, width:
     kind, changes = KINDS[name]
     target = ExactTarget(make_target(kind, precision, **changes), ExactPlan(width, pads=True))
     plain = decode(target)
-    assert_varied(plain.emitter.token_ids)
+    assert_varied(plain.emitter.token_ids, within=NEW_TOKENS)
     speculative(target, plain.emitter.token_ids, range(2, width + 1, width // 2))
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "4bit"])
-@pytest.mark.parametrize("plan", [PADDED, ExactPlan(16, pads=False)], ids=["padded", "as it is"])
+@pytest.mark.parametrize(
+    ("plan", "precision"),
+    [
+        (PADDED, "float32"),
+        (PADDED, "bfloat16"),
+        (PADDED, "4bit"),
+        (ExactPlan(16, False), "float32"),
+    ],
+    ids=["padded", "padded bfloat16", "padded 4bit", "as it is"],
+)
 def test_every_drafter_gives_the_same_ids(
     plan: ExactPlan, precision: Precision, tmp_path: Path
 ) -> None:
@@ -199,9 +207,8 @@ def test_every_drafter_gives_the_same_ids(
     names: tuple[DrafterKind, ...] = ("dflash", "dflash2")
     for name in names:
         drafter = make_drafter(tmp_path / name, name, block_size=8)
-        for block in (2, 8):
-            run = decode(target, drafter, block_size=block)
-            assert run.emitter.token_ids == plain and run.stats.rounds > 5
+        run = decode(target, drafter, block_size=8)
+        assert run.emitter.token_ids == plain and run.stats.rounds > 5
     for draft_tokens in (1, 6):
         run = decode(target, head, draft_tokens=draft_tokens)
         assert run.emitter.token_ids == plain and run.stats.rounds > 5
