@@ -138,6 +138,7 @@ def _check(made: Quantized, model: str | None, prompts: str, progress: Progress)
         progress=progress.say,
         drafter_bits=16,
         stored_probe=False,
+        exact=False,
     )
     chosen = lines if given else lines[: CheckOptions.prompts]
     ids = [encode_prompt_line(pair.tokenizer, line) for line in chosen]
