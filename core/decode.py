@@ -16,13 +16,13 @@ import mlx.core as mx
 from .caches import cache_arrays, validate_absolute_boundary
 from .choose import Chooser, Processor
 from .device import on_cpu, read_ids, start_on_gpu
-from .drafter import Drafter, DrawingDrafter
+from .drafter import Drafter, DrawingDrafter, resolve_blocks
 from .emit import Detokenizer, Emitter, prime
 from .errors import PromptError
 from .feed import Contexts
 from .gate import PLAIN, FixedRoute, Gate, RoutePicker
 from .lookahead import Lookahead
-from .options import NO_BLOCK, Block, GenerateOptions, limit_block
+from .options import NO_BLOCK, Block, GenerateOptions
 from .phases import PhaseTimer
 from .results import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from .reuse import Mark, Resume, Rows, return_to, take_mark
@@ -98,7 +98,7 @@ class Generation:
         self.contexts = Contexts(drafters)
         self._resume, self._reusable = resume, reusable
         self.settled = False  # True between two rounds: caches are those of the emitted tokens
-        self.blocks = resolve_blocks(target, drafters, self.options)
+        self.blocks = resolve_blocks(drafters, self.options, target.widest)
         self.block = next(iter(self.blocks.values()), NO_BLOCK)
         self.picker = picker or make_picker(self.blocks, self.options, clock)
         self._last_route = self.picker.route
@@ -268,13 +268,6 @@ class Generation:
 
     def _tail(self, count: int) -> tuple[int, ...]:
         return tuple(self.emitter.token_ids[-count:])
-
-
-def resolve_blocks(
-    target: Target, drafters: Sequence[Drafter], options: GenerateOptions
-) -> dict[str, Block]:
-    """Each drafter's block under these options, no wider than the target's passes may be."""
-    return {one.name: limit_block(one.block(options), target.widest) for one in drafters}
 
 
 def make_picker(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.chat import render_chat
-from ..core.decode import Generation, make_picker, resolve_blocks
-from ..core.drafter import Drafter
+from ..core.decode import Generation, make_picker
+from ..core.drafter import Drafter, resolve_blocks
 from ..core.errors import PromptError
 from ..core.gate import RoutePicker
 from ..core.options import GenerateOptions, Speculation
@@ -97,7 +97,7 @@ class Engine:
         options = request.options(self.prefill_step_size)
         ids = self.encode(request)
         chosen = [one for one in self.drafters if one.name in (route.route, route.reserve)]
-        blocks = resolve_blocks(self.target, chosen, options)
+        blocks = resolve_blocks(chosen, options, self.target.widest)
         key = tuple((name, block.effective) for name, block in blocks.items())
         if options.gated:
             picker = self._pickers.setdefault(key, make_picker(blocks, options, self.clock))
