@@ -7,9 +7,9 @@ EXTRAS ?= cpu
 
 .PHONY: demo test install lint types identity clean
 demo: install
-	$(BIN)/dflash generate --max-tokens 96 --stats --no-gate
-	$(BIN)/dflash generate --speculation dflash --max-tokens 64 --no-gate
-	$(BIN)/dflash generate --speculation mtp --max-tokens 64 --no-gate
+	$(BIN)/dflash generate --max-tokens 96 --stats --no-gate --no-stored-probe
+	$(BIN)/dflash generate --speculation dflash --max-tokens 64 --no-gate --no-stored-probe
+	$(BIN)/dflash generate --speculation mtp --max-tokens 64 --no-gate --no-stored-probe
 
 test: install lint types
 	$(BIN)/python tests/run.py -q

@@ -75,7 +75,11 @@ app.command()(doctor)
 app.command()(bench)
 
 
-SETTABLE = {"generate": None, "bench": None, "doctor": ("drafter",)}
+SETTABLE = {
+    "generate": None,
+    "bench": None,
+    "doctor": ("drafter", "drafter_bits", "dtype", "kernels"),
+}
 """Commands whose options settings can set, None for all: `dflash doctor` alone is the machine's."""
 
 

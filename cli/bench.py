@@ -16,9 +16,11 @@ from .params import (
     DrafterBitsOption,
     DrafterOption,
     DtypeOption,
+    ExactOption,
     KernelsOption,
     ModelOption,
     MtpOption,
+    StoredProbeOption,
 )
 from .progress import Progress
 from .render import print_note
@@ -103,6 +105,8 @@ def bench(
     ] = BenchOptions.repeats,
     dtype: DtypeOption = "auto",
     kernels: KernelsOption = DEFAULT_KERNELS,
+    stored_probe: StoredProbeOption = True,
+    exact: ExactOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")
     ] = False,
@@ -145,8 +149,9 @@ def bench(
     with progress:
         report = progress.report(notes=not quiet)
         setup = load_arms(
-            specs, model, drafter, mtp, drafter_bits, dtype, kernels, progress.say, report
-        )
+            specs, model, drafter, mtp, drafter_bits, dtype, kernels, progress.say, report,
+            stored_probe, exact,
+        )  # fmt: skip
         progress.stop()
         for note in () if quiet else setup.target.target.config.repairs.notes:
             print_note(note)
@@ -222,6 +227,7 @@ def _context(setup: BenchSetup, running: Bench, dtype: str) -> dict[str, Any]:
             "notes": list(setup.target.target.config.repairs.notes),
             "dtype": dtype,
             "compute_dtype": compute,
+            "exact": setup.promise.plan.to_dict() if setup.promise.plan else None,
             "max_tokens": options.max_tokens,
             "repeats": options.repeats,
             "warmup_tokens": options.warmup_tokens,

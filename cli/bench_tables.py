@@ -114,9 +114,17 @@ def speed_table(report: BenchReport, names: Sequence[str]) -> Table:
     )  # fmt: skip
     note = (
         "Median and range over answers. pass: one round, or one plain step. plain ids: on how "
-        "many prompts they equal those of plain greedy decoding."
-    )
+        "many prompts they equal those of plain greedy decoding: "
+    ) + identity_note(report)
     return Table("Speed", columns, rows, note, (0, 6), 6)
+
+
+def identity_note(report: BenchReport) -> str:
+    """`identical here` of the arms whose ids were, `not verified on this device` of the others."""
+    said: dict[str, list[str]] = {}
+    for index, arm in enumerate(report.arms):
+        said.setdefault(arm.identity.statement, []).append(letter(index))
+    return "; ".join(f"{', '.join(arms)} {what}" for what, arms in said.items()) + "."
 
 
 def rounds_table(report: BenchReport, names: Sequence[str]) -> Table:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.errors import OptionError
+from ..core.options import DEFAULT_KERNELS, parse_kernels
+from ..doctor.probe_options import parse_contexts
 from .findings import print_diagnosis
-from .params import DrafterOption
+from .params import DrafterBitsOption, DrafterOption, DtypeOption, KernelsOption
 from .progress import Progress
+from .render import print_note
+
+if TYPE_CHECKING:
+    from ..doctor.probe_report import ProbeReport
 
 
 def doctor(
@@ -18,7 +25,7 @@ def doctor(
         typer.Argument(
             metavar="[MODEL]",
             help="Target, or a drafter alone: a directory or a hub id, of which only headers are "
-            "fetched. Omitted: only the machine is checked.",
+            "fetched. Omitted: only the machine is checked, or with --probe the bundled pair.",
         ),
     ] = None,
     drafter: DrafterOption = None,
@@ -30,25 +37,97 @@ def doctor(
             help="Read data too: hash what the hub's cache knows the hash of, and the slab.",
         ),
     ] = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Load the model and measure on this device: whether rows of a pass are the same "
+            "bits, what passes and drafts cost, the best block. Stored for later starts.",
+        ),
+    ] = False,
+    probe_contexts: Annotated[
+        str | None,
+        typer.Option(
+            "--probe-contexts",
+            metavar="TOKENS,...",
+            help="Tokens of context to measure at. Default: 64,2000,8000, on a CPU 64.",
+            show_default=False,
+        ),
+    ] = None,
+    drafter_bits: DrafterBitsOption = None,
+    dtype: DtypeOption = "auto",
+    kernels: KernelsOption = DEFAULT_KERNELS,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document (dflash.doctor/1) on stdout.")
     ] = False,
 ) -> None:
     """Check whether a target and a drafter fit, without opening their weights.
 
-    Reads config.json, safetensors headers and tokenizer files. Exit codes: 0 no failure,
-    1 failures (with --strict also warnings), 2 usage.
+    Reads config.json, safetensors headers and tokenizer files; with --probe alone the weights
+    too, as --drafter-bits, --dtype and --kernels say. Exit codes: 0 no failure, 1 failures (with
+    --strict also warnings), 2 usage.
     """
+    if probe_contexts is not None and not probe:
+        raise OptionError("--probe-contexts is for --probe, which was not given")
+    contexts = parse_contexts(probe_contexts) if probe_contexts is not None else None
+    if probe:
+        parse_kernels(kernels)
     progress = Progress(enabled=not as_json)
+    found: ProbeReport | None = None
     with progress:
         from ..doctor.diagnose import diagnose
         from ..doctor.machine import read_machine
+        from ..drafters.bundled import TARGET
 
+        model = TARGET if probe and model is None else model
         progress.say("reading data" if verify else "reading headers")
         diagnosis = diagnose(model, drafter, read_machine(), verify)
+        healthy = diagnosis.is_healthy(strict)
+        if probe and model is not None and healthy:
+            found = _probe(model, drafter, drafter_bits, dtype, kernels, contexts, progress)
     if as_json:
-        print(json.dumps(diagnosis.to_dict(), ensure_ascii=False))
+        print(json.dumps(diagnosis.to_dict(found), ensure_ascii=False))
     else:
         print_diagnosis(diagnosis)
-    if not diagnosis.is_healthy(strict):
+        if found is not None:
+            from .probe_render import print_probe
+
+            print_probe(found)
+    if probe and found is None:
+        print_note("not probed: the findings above come first")
+    if not healthy:
         raise typer.Exit(1)
+
+
+def _probe(
+    model: str,
+    drafter: str | None,
+    drafter_bits: int | None,
+    dtype: str,
+    kernels: str,
+    contexts: tuple[int, ...] | None,
+    progress: Progress,
+) -> ProbeReport:
+    """Load the pair as generate would, and measure."""
+    from dataclasses import replace
+
+    from ..doctor.probe import default_options, probe_pair
+    from ..drafters.bundled import ROOT
+    from ..drafters.pair import load_pair
+
+    options = default_options()
+    if contexts is not None:
+        options = replace(options, contexts=contexts)
+    pair = load_pair(
+        model,
+        drafter,
+        dtype=dtype,
+        progress=progress.say,
+        drafter_bits=drafter_bits,
+        report=progress.report(notes=True),
+        kernels=kernels,
+        stored_probe=False,
+        exact=False,
+    )
+    is_bundled = pair.target.config.path.resolve() == ROOT / "target"
+    return probe_pair(pair, bundled_target=is_bundled, options=options, say=progress.say)

@@ -24,6 +24,7 @@ from .params import (
     DrafterOption,
     DraftTokensOption,
     DtypeOption,
+    ExactOption,
     GateOption,
     KernelsOption,
     ModelOption,
@@ -33,6 +34,7 @@ from .params import (
     ReasoningOption,
     RequestsOption,
     SpeculationOption,
+    StoredProbeOption,
 )
 from .progress import Progress
 from .prompting import encode_prompt, read_prompt
@@ -81,6 +83,7 @@ def generate(
     block_size: BlockSizeOption = None,
     draft_tokens: DraftTokensOption = GenerateOptions.draft_tokens,
     gate: GateOption = GenerateOptions.gate,
+    stored_probe: StoredProbeOption = True,
     mtp: MtpOption = None,
     mtp_hidden: MtpHiddenOption = "post",
     stop: Annotated[
@@ -114,6 +117,7 @@ def generate(
     requests: RequestsOption = None,
     dtype: DtypeOption = "auto",
     kernels: KernelsOption = DEFAULT_KERNELS,
+    exact: ExactOption = None,
     prefill_step_size: Annotated[
         int, typer.Option("--prefill-step-size", min=1, help="Prompt tokens a prefill pass.")
     ] = GenerateOptions.prefill_step_size,
@@ -188,6 +192,9 @@ def generate(
             mtp_hidden=hidden,
             reserve=options.gated or requests is not None,
             kernels=kernels,
+            stored_probe=stored_probe,
+            exact=exact,
+            checked=options,
         )
     for note in () if quiet else pair.target.config.repairs.notes:
         print_note(note)
@@ -252,15 +259,15 @@ def _document(pair: Pair, generation: Generation, text: str) -> dict[str, Any]:
             "block": generation.block.to_dict(),
             "drafter_bits": getattr(pair.drafter, "bits", None),
         },
+        "identity": pair.promise.to_dict(generation),
         "sampling": generation.options.sampling.to_dict(),
         "stats": generation.stats.to_dict(),
     }
 
 
 def _print_footer(pair: Pair, generation: Generation, *, stats: bool) -> None:
-    from ..core.device import on_cpu
-
-    note = "" if on_cpu() else "identity with plain decoding: not verified on this device"
+    said = pair.promise.statement(generation)
+    note = "" if said is None else f"identity with plain decoding: {said}"
     bits = getattr(pair.drafter, "bits", None)
     block = generation.block.describe() + (f", {bits}-bit drafter" if bits else "")
     print_note(format_footer(pair.route, generation.stats, block, note))

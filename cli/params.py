@@ -80,8 +80,8 @@ BlockSizeOption = Annotated[
         "--block-size",
         min=2,
         metavar="ROWS",
-        help="Rows a verify pass: the last token and ROWS - 1 drafts. DFlash alone. Default: "
-        "min(trained, 7).",
+        help="Rows a verify pass: the last token and ROWS - 1 drafts. DFlash alone. Default: that "
+        "of a stored probe, else min(trained, 7).",
         show_default=False,
     ),
 ]
@@ -128,6 +128,23 @@ GateOption = Annotated[
     typer.Option(
         "--gate/--no-gate",
         help="Leave a drafter that costs more time than it saves, and try it again later.",
+    ),
+]
+StoredProbeOption = Annotated[
+    bool,
+    typer.Option(
+        "--stored-probe/--no-stored-probe",
+        help="Default to the block that dflash doctor --probe found best on this device.",
+    ),
+]
+ExactOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--exact/--no-exact",
+        help="Run the target so that a row's bits depend on its own past alone, measured on this "
+        "device; exit 1 where nothing gives that. Default: as it is, with a short check on the "
+        "CPU, or by a stored plan that costs next to nothing.",
+        show_default=False,
     ),
 ]
 RequestsOption = Annotated[

@@ -131,7 +131,15 @@ def _check(made: Quantized, model: str | None, prompts: str, progress: Progress)
     errors = check_tensors_of(made)
     if model is None:
         return SlabCheck(errors)
-    pair = load_pair(model, str(made.config.path), "dflash", progress=progress.say, drafter_bits=16)
+    pair = load_pair(
+        model,
+        str(made.config.path),
+        "dflash",
+        progress=progress.say,
+        drafter_bits=16,
+        stored_probe=False,
+        exact=False,
+    )
     chosen = lines if given else lines[: CheckOptions.prompts]
     ids = [encode_prompt_line(pair.tokenizer, line) for line in chosen]
     progress.say(f"comparing drafts over {len(ids)} prompts")

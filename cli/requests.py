@@ -60,6 +60,7 @@ def answer(
         "finish_reason": done.finish_reason,
         "prompt_tokens": done.stats.prompt_tokens,
         "speculation": done.route.to_dict(),
+        "identity": done.identity,
         "stats": done.stats.to_dict(),
     }
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from .caches import CacheKind, GdnCache, SlidingCache, own_caches
+from .caches import CacheKind, GdnCache, SlidingCache, own_caches, window_of
 from .errors import UnsupportedModel
 from .gdn import GdnTape, gdn_forward, replay
 
@@ -97,13 +97,12 @@ class PlainBackbone(Backbone):
 
     def masks(self, hidden: mx.array, cache: Sequence[Any]) -> list[Any]:
         """The causal mask of each layer; the layers of one type share theirs, as in mlx-lm."""
-        sliding = [isinstance(entry, RotatingKVCache) for entry in cache]
-        made: dict[bool, Any] = {}
-        for slides, entry in zip(sliding, cache, strict=True):
-            if slides not in made:
-                window = entry.max_size if slides else None
-                made[slides] = create_attention_mask(hidden, entry, window_size=window)
-        return [made[slides] for slides in sliding]
+        windows = [window_of(entry) for entry in cache]
+        made: dict[int | None, Any] = {}
+        for window, entry in zip(windows, cache, strict=True):
+            if window not in made:
+                made[window] = create_attention_mask(hidden, entry, window_size=window)
+        return [made[window] for window in windows]
 
     def run(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool

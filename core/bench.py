@@ -20,7 +20,7 @@ from .bench_widths import measure_widths
 from .decode import Generation
 from .emit import Detokenizer
 from .errors import OptionError
-from .options import GenerateOptions
+from .options import GenerateOptions, limit_block
 from .results import GenerationStats
 from .target import Target
 
@@ -149,8 +149,10 @@ class Bench:
 
     def _widths(self) -> list[int]:
         """1 .. the longest block of any arm."""
+        widest = self.target.widest
         longest = max(
-            arm.drafter.block(arm.options).effective if arm.drafter else 1 for arm in self.arms
+            limit_block(arm.drafter.block(arm.options), widest).effective if arm.drafter else 1
+            for arm in self.arms
         )
         return list(range(1, longest + 1))
 

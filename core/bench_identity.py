@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .promise import IDENTICAL, NOT_VERIFIED
 from .target import Target
 
 LOOP_PERIOD = 64
@@ -53,9 +54,15 @@ class Identity:
         """Every answer is the plain one, at every repeat."""
         return not self.differences and not self.unsteady
 
+    @property
+    def statement(self) -> str:
+        """What may be said: ids that were compared in this run, or nothing."""
+        return IDENTICAL if self.prompts and self.holds else NOT_VERIFIED
+
     def to_dict(self) -> dict[str, Any]:
         """The `identity` object of `--json`; `sha256` is of each prompt's answer ids."""
         return {
+            "statement": self.statement,
             "equal": self.prompts - len(self.differences),
             "prompts": self.prompts,
             "differences": [difference.to_dict() for difference in self.differences],
@@ -93,7 +100,7 @@ def top2_margin(target: Target, ids: Sequence[int], step: int) -> float:
 
     Fed in chunks of `step` with the last token alone, as a prompt is.
     """
-    cache = target.make_cache()
+    cache = target.make_cache(len(ids))
     body = mx.array(list(ids[:-1]))
     for start in range(0, len(ids) - 1, step):
         mx.eval(target.forward_with_taps(body[None, start : start + step], cache).hidden)

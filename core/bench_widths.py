@@ -23,7 +23,8 @@ def measure_widths(
     clock: Callable[[], float],
 ) -> dict[int, float]:
     """Median seconds of a pass with the head, by rows; the first round of passes is discarded."""
-    cache = target.make_cache()
+    room = len(prompt_ids) + (repeats + 1) * len(widths) + max(widths)
+    cache = target.make_cache(room)
     mx.eval(target.forward_with_taps(mx.array([list(prompt_ids)]), cache).hidden)
     times: dict[int, list[float]] = {width: [] for width in widths}
     for repeat in range(repeats + 1):

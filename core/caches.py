@@ -6,6 +6,7 @@ a plain transformer has KV caches only, of which some may slide.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -164,6 +165,12 @@ def offset_of(layer: Any) -> int | None:
     return int(offset) if offset is not None else None
 
 
+def window_of(layer: Any) -> int | None:
+    """Rows that a layer's token sees, itself included; None where it sees all before it."""
+    window = getattr(layer, "window", None) or getattr(layer, "max_size", None)
+    return int(window) if window is not None else None
+
+
 def validate_absolute_boundary(cache: Sequence[Any], expected: int) -> None:
     """R30: every layer stands at `expected` tokens, else CacheError names the first other one."""
     for index, layer in enumerate(cache):
@@ -172,6 +179,37 @@ def validate_absolute_boundary(cache: Sequence[Any], expected: int) -> None:
             raise CacheError(
                 f"layer {index} of the cache stands at {offset} tokens, expected {expected}"
             )
+
+
+def fork_cache(cache: Sequence[Any]) -> list[Any]:
+    """The same contents in caches of their own: what one is fed later, the other never sees."""
+    return [_fork(layer) for layer in cache]
+
+
+def _fork(layer: Any) -> Any:
+    forked = copy.copy(layer)
+    if isinstance(layer, ArraysCache):
+        forked.cache = list(layer.cache)
+    else:  # mlx writes into a KV buffer in place: mx.array gives a buffer of its own
+        for name in ("keys", "values"):
+            rows = getattr(layer, name)
+            setattr(forked, name, None if rows is None else mx.array(rows))
+    return forked
+
+
+def held_rows(layer: Any) -> list[mx.array]:
+    """What a layer's cache means for the next token: a recurrent one's arrays; of a KV cache the
+    keys and values of the rows that may still be seen, oldest first."""
+    if isinstance(layer, ArraysCache):
+        held: Sequence[mx.array | None] = layer.cache
+        return [array for array in held if array is not None]
+    if layer.keys is None:
+        return []
+    if isinstance(layer, RotatingKVCache):
+        in_order: Any = layer._temporal_order
+        seen = min(layer.offset, layer.max_size)
+        return [in_order(rows)[..., -seen:, :] for rows in (layer.keys, layer.values)]
+    return [rows[..., : layer.offset, :] for rows in (layer.keys, layer.values)]
 
 
 def cache_arrays(cache: Sequence[Any]) -> list[mx.array]:
@@ -191,9 +229,12 @@ __all__ = [
     "cache_arrays",
     "cache_kind",
     "can_drop",
+    "fork_cache",
+    "held_rows",
     "offset_of",
     "own_caches",
     "require_kind",
     "require_list_kind",
     "validate_absolute_boundary",
+    "window_of",
 ]

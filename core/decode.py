@@ -16,7 +16,7 @@ import mlx.core as mx
 from .caches import cache_arrays, validate_absolute_boundary
 from .choose import Chooser, Processor
 from .device import on_cpu, read_ids, start_on_gpu
-from .drafter import Drafter, DrawingDrafter
+from .drafter import Drafter, DrawingDrafter, resolve_blocks
 from .emit import Detokenizer, Emitter, prime
 from .errors import PromptError
 from .feed import Contexts
@@ -84,7 +84,8 @@ class Generation:
             profiled=self.options.profile,
         )
         self.chooser = Chooser(self.options.sampling, target.config.vocab_size, processors)
-        self.cache: list[Any] = list(resume.cache) if resume else target.make_cache()
+        room = len(self.prompt_ids) + self.options.max_tokens
+        self.cache: list[Any] = list(resume.cache) if resume else target.make_cache(room)
         self.position = resume.mark.position if resume else 0
         self.marks: list[Mark] = []
         self.ahead = Lookahead(target, self.cache)
@@ -97,7 +98,7 @@ class Generation:
         self.contexts = Contexts(drafters)
         self._resume, self._reusable = resume, reusable
         self.settled = False  # True between two rounds: caches are those of the emitted tokens
-        self.blocks = {one.name: one.block(self.options) for one in drafters}
+        self.blocks = resolve_blocks(drafters, self.options, target.widest)
         self.block = next(iter(self.blocks.values()), NO_BLOCK)
         self.picker = picker or make_picker(self.blocks, self.options, clock)
         self._last_route = self.picker.route
@@ -240,7 +241,7 @@ class Generation:
         self, result: TargetPass, row_ids: mx.array, proposal: Proposal | None, position: int
     ) -> Verified:
         """The target's tokens for a pass over row_ids from `position`; waits for the device."""
-        logits = self.target.logits_from_hidden(result.hidden)[0]
+        logits = self.target.logits_from_hidden(result.hidden).squeeze(0)
         before = self._tokens()[:position] if self.chooser.needs_history else []
         history = mx.array(before, dtype=row_ids.dtype)
         judged = self.chooser.judge(logits, row_ids, history, proposal)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
 from .choose import Draws
-from .options import Block, GenerateOptions
+from .options import Block, GenerateOptions, limit_block
 from .sampling import Proposal
 
 
@@ -96,3 +97,13 @@ class RewindableDrafter(Drafter, Protocol):
 
     def return_to(self, mark: object) -> None:
         """Forget every row observed since the mark."""
+
+
+def resolve_blocks(
+    drafters: Sequence[Drafter], options: GenerateOptions, widest: int | None
+) -> dict[str, Block]:
+    """Each drafter's block under these options, of at most `widest` rows (None: any number).
+
+    Raises OptionError for a size that was asked for and cannot be.
+    """
+    return {one.name: limit_block(one.block(options), widest) for one in drafters}

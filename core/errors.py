@@ -14,6 +14,7 @@ DflashError                 caught once, by the command: message on stderr, exit
 ├── OutputExists            a file of someone else's stands where one would be written
 ├── PromptError             nothing to decode, or a text that cannot be encoded
 ├── ProbeFailed             the suite's forward differs from mlx-lm's own
+├── ExactUnavailable        no way was found here to make a row independent of the others
 └── CacheError              a cache that cannot do what was asked
     ├── UnsupportedCache    Hybrid expected and KV found, or the reverse
     ├── ExternalMask        the target builds its own causal mask
@@ -77,6 +78,10 @@ class PromptError(DflashError):
 
 class ProbeFailed(DflashError):
     """The suite's forward differs from mlx-lm's own."""
+
+
+class ExactUnavailable(DflashError):
+    """No way was found here to make a row independent of the other rows of its pass."""
 
 
 class CacheError(DflashError):

@@ -70,7 +70,7 @@ class Lookahead:
     def _run(self, row_ids: mx.array) -> QueuedPass:
         """Feed one row, lazily, and choose greedily after it."""
         result = self._target.forward_with_taps(row_ids[None], self._cache)
-        choices = greedy(self._target.logits_from_hidden(result.hidden)[0])
+        choices = greedy(self._target.logits_from_hidden(result.hidden).squeeze(0))
         return QueuedPass(row_ids, result, choices)
 
     def drop(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from .errors import OptionError
@@ -140,15 +140,25 @@ def parse_mtp_hidden(text: str) -> MtpHidden:
 
 
 @dataclass(frozen=True)
+class StoredBlock:
+    """The best block of a drafter by a stored probe (core/probes.py), and the day of that."""
+
+    rows: int
+    date: str
+
+
+@dataclass(frozen=True)
 class Block:
     """Rows of a verify pass: asked for, trained, and used (1 where there is no drafter).
 
-    `trained` is None where no block was trained: an MTP head is chained.
+    `trained` is None where no block was trained: an MTP head is chained. source: who chose the
+    number of rows.
     """
 
     requested: int | None
     trained: int | None
     effective: int
+    source: str = ""
 
     @property
     def draft_tokens(self) -> int:
@@ -159,27 +169,51 @@ class Block:
         """For the footer; empty where nothing is drafted."""
         if self.trained is None:
             return f", up to {self.draft_tokens} drafts a round" if self.draft_tokens else ""
-        source = "as asked" if self.requested else f"default min(trained, {MAX_DEFAULT_BLOCK})"
-        return f", block {self.effective} of {self.trained} trained ({source})"
+        return f", block {self.effective} of {self.trained} trained ({self.source})"
 
-    def to_dict(self) -> dict[str, int | None]:
+    def to_dict(self) -> dict[str, int | str | None]:
         """The `block` object of `--json`."""
-        return {"requested": self.requested, "trained": self.trained, "effective": self.effective}
+        return {
+            "requested": self.requested,
+            "trained": self.trained,
+            "effective": self.effective,
+            "source": self.source or None,
+        }
 
 
 NO_BLOCK = Block(None, None, 1)
 """A plain step: the anchor alone."""
 
 
-def resolve_block(trained: int, requested: int | None) -> Block:
-    """The block that a drafter trained at `trained` rows runs with.
+def resolve_block(trained: int, requested: int | None, stored: StoredBlock | None = None) -> Block:
+    """The block that a drafter trained at `trained` rows runs with: the one asked for, else the
+    stored probe's, else min(trained, 7).
 
     Never above the trained size: a block that was trained at 8 gains nothing at 16 (formats.md
     7.1), so asking for more is an error and not a silent cut.
     """
-    if requested is not None and requested > trained:
+    if requested is not None:
+        if requested > trained:
+            raise OptionError(
+                f"block_size {requested} is above the {trained} that this drafter was trained for; "
+                f"give 2..{trained}"
+            )
+        return Block(requested, trained, requested, "as asked")
+    if stored is not None:
+        rows = min(trained, stored.rows)
+        return Block(None, trained, rows, f"stored probe of {stored.date}")
+    default = f"default min(trained, {MAX_DEFAULT_BLOCK})"
+    return Block(None, trained, min(trained, MAX_DEFAULT_BLOCK), default)
+
+
+def limit_block(block: Block, widest: int | None) -> Block:
+    """A block of at most `widest` rows (None: any): a default is cut, and a size that was asked
+    for is an OptionError, since cutting it would answer another question."""
+    if widest is None or block.effective <= widest:
+        return block
+    if block.requested is not None:
         raise OptionError(
-            f"block_size {requested} is above the {trained} that this drafter was trained for; "
-            f"give 2..{trained}"
+            f"block_size {block.requested} is above the exact width of this target on this device, "
+            f"{widest} rows: give 2..{widest}, or run with --no-exact"
         )
-    return Block(requested, trained, requested or min(trained, MAX_DEFAULT_BLOCK))
+    return replace(block, effective=widest, source="the widest that is exact here")

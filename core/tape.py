@@ -22,11 +22,12 @@ ReplayLayers = Callable[[Sequence[Any], int], list[tuple[mx.array, mx.array] | N
 @dataclass(frozen=True)
 class Tape:
     """One block: `rows` rows fed from absolute position `offset_init`; one entry per layer,
-    None for attention layers."""
+    None for attention layers. The last `padding` rows are nobody's, and always rolled back."""
 
     rows: int
     offset_init: int
     layers: tuple[Any, ...]
+    padding: int = 0
 
 
 def check_counts(n_accepted: int, kv_rollback: int) -> None:

@@ -46,6 +46,16 @@ class Target:
         return self.backbone.is_fused
 
     @property
+    def widest(self) -> int | None:
+        """Most rows that a verify pass may have; None: any number."""
+        return None
+
+    @property
+    def can_share_rows(self) -> bool:
+        """Whether a request may go on with the rows of the one before it."""
+        return True
+
+    @property
     def is_hybrid(self) -> bool:
         """True where some layers are recurrent, so that a rollback must replay."""
         return self.backbone.cache_kind == "Hybrid"
@@ -59,8 +69,11 @@ class Target:
         embedded = self.embed_token_ids(mx.array([[0]]))
         return mx.result_type(embedded, self.backbone.body.norm.weight)
 
-    def make_cache(self) -> list[Any]:
-        """A fresh cache, one entry per layer."""
+    def make_cache(self, rows: int | None = None) -> list[Any]:
+        """A fresh cache, one entry per layer.
+
+        rows: most tokens that it will have to hold; these caches grow, and need no bound.
+        """
         return self.backbone.make_cache()
 
     def embed_token_ids(self, token_ids: mx.array) -> mx.array:

@@ -7,17 +7,22 @@ The JSON document (`dflash.doctor/1`):
      "checks": [{"name": "group.check", "status": "pass" | "warn" | "fail",
                  "found": str, "expected": str, "fix": str}],
      "not_reached": ["group.check"],
-     "routes": [{"requested": str, "route": str | null, "reason": str}]}
+     "routes": [{"requested": str, "route": str | null, "reason": str}],
+     "probe": {...}}
 
-`fix` is empty where a check passed. `not_reached` lists the checks that an earlier failure left
-without anything to look at. A route of null would end `generate` with exit code 1. Keys are only
-ever added under this version.
+`probe` is there where --probe was given and no failure kept it from being made; see
+probe_report.py. `fix` is empty where a check passed. `not_reached` lists the checks that an
+earlier failure left without anything to look at. A route of null would end `generate` with exit
+code 1. Keys are only ever added under this version.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from .probe_report import ProbeReport
 
 Status = Literal["pass", "warn", "fail"]
 SCHEMA = "dflash.doctor/1"
@@ -70,9 +75,9 @@ class Diagnosis:
         """No failure; with `strict` no warning either."""
         return not self.count("fail") and not (strict and self.count("warn"))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON document of the module's docstring."""
-        return {
+    def to_dict(self, probe: ProbeReport | None = None) -> dict[str, Any]:
+        """The JSON document of the module's docstring; probe: what --probe found."""
+        document = {
             "schema": SCHEMA,
             "model": self.model,
             "drafter": self.drafter,
@@ -81,3 +86,4 @@ class Diagnosis:
             "not_reached": list(self.not_reached),
             "routes": [asdict(route) for route in self.routes],
         }
+        return document if probe is None else {**document, "probe": probe.to_dict()}

@@ -15,7 +15,14 @@ from ..core.bench_types import Arm
 from ..core.config import TargetConfig, read_target_config
 from ..core.drafter import Drafter
 from ..core.loading import LoadedTarget, load_target
-from ..core.options import DEFAULT_KERNELS, NO_BLOCK, GenerateOptions, check_drafter_bits
+from ..core.options import (
+    DEFAULT_KERNELS,
+    NO_BLOCK,
+    GenerateOptions,
+    check_drafter_bits,
+    limit_block,
+)
+from ..core.promise import Promise, keep_exact
 from . import bundled
 from .bench_specs import ArmSpec
 from .candidates import Candidate, Request, find_candidates, tolerate
@@ -23,24 +30,30 @@ from .find import locate
 from .pair import find_drafter
 from .routes import Attempt, Route, choose_route
 from .slab_store import Report
+from .stored import use_stored_block
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class BenchSetup:
-    """One target, its tokenizer, the arms, and the directories whose bytes decide the result."""
+    """One target, its tokenizer, the arms, and the directories whose bytes decide the result.
+
+    promise: what was measured of the target's rows.
+    """
 
     target: LoadedTarget
     arms: list[Arm]
     directories: list[Path]
+    promise: Promise
 
 
 @dataclass
 class ArmLoader:
     """model, drafter, mtp, drafter_bits: as `dflash generate` takes them; a spec's own go first.
 
-    report: notes and progress of slabs, which are made on first use.
+    report: notes, and progress of slabs, which are made on first use. stored_probe: as of
+    load_pair.
     """
 
     config: TargetConfig
@@ -50,6 +63,7 @@ class ArmLoader:
     drafter_bits: int | None = None
     say: Say = lambda message: None
     report: Report | None = None
+    stored_probe: bool = True
     directories: list[Path] = field(default_factory=list)
     _opened: dict[tuple[Path | None, str, int | None], Drafter] = field(default_factory=dict)
 
@@ -89,7 +103,7 @@ class ArmLoader:
             attempts.append(Attempt(opened.name if opened else None, problem or candidate.problem))
         route = choose_route(spec.speculation, attempts)
         first, reserve = [*drafters, None, None][:2]
-        return self._arm(spec, route, first, reserve)
+        return self._arm(spec, route, first, reserve, loaded.target.widest)
 
     def _open(self, candidate: Candidate, spec: ArmSpec, loaded: LoadedTarget) -> Drafter | None:
         if candidate.load is None:
@@ -97,20 +111,27 @@ class ArmLoader:
         key = candidate.where, spec.mtp_hidden, spec.drafter_bits
         if key not in self._opened:
             self.say(f"loading drafter {candidate.where}")
-            self._opened[key] = candidate.load(loaded.target)
+            opened = self._opened[key] = candidate.load(loaded.target)
+            if self.stored_probe:
+                use_stored_block(loaded.target, opened, (self.report or Report()).note)
         if candidate.where is not None and candidate.where.is_dir():
             self.directories.append(candidate.where)
         return self._opened[key]
 
     def _arm(
-        self, spec: ArmSpec, route: Route, drafter: Drafter | None, reserve: Drafter | None
+        self,
+        spec: ArmSpec,
+        route: Route,
+        drafter: Drafter | None,
+        reserve: Drafter | None,
+        widest: int | None,
     ) -> Arm:
         options = GenerateOptions(
             block_size=spec.block_size,
             draft_tokens=spec.draft_tokens or GenerateOptions.draft_tokens,
             gate=spec.gate,
         )
-        block = drafter.block(options) if drafter else NO_BLOCK
+        block = limit_block(drafter.block(options), widest) if drafter else NO_BLOCK
         settings: dict[str, Any] = {"requested": spec.speculation, "route": route.route}
         if drafter is None:
             settings |= {} if spec.speculation == "none" else {"reason": route.reason}
@@ -147,19 +168,31 @@ def load_arms(
     kernels: str = DEFAULT_KERNELS,
     say: Say = lambda message: None,
     report: Report | None = None,
+    stored_probe: bool = True,
+    exact: bool | None = None,
 ) -> BenchSetup:
-    """Load one target and every drafter that some arm needs; failures come before the big load."""
+    """Load one target and every drafter that some arm needs; failures come before the big load.
+
+    exact: True as of load_pair; else nothing is measured: a benchmark compares the ids themselves.
+    """
     config = read_target_config(locate(model or bundled.TARGET))
     if drafter_bits is not None:
         check_drafter_bits(drafter_bits)
-    loader = ArmLoader(config, model, drafter, mtp, drafter_bits, say, report)
+    loader = ArmLoader(config, model, drafter, mtp, drafter_bits, say, report, stored_probe)
     candidates = [loader.candidates(spec) for spec in specs]
     say(f"loading target {config.path}")
     loaded = load_target(config, dtype, kernels)
+    if exact:
+        say("checking that a row depends on its own past alone")
+    target, promise = keep_exact(
+        loaded.target, bool(exact), rows=1, stored=stored_probe, note=report.note if report else say
+    )
+    loaded = LoadedTarget(target, loaded.tokenizer)
     arms = [
         loader.build(spec, found, loaded) for spec, found in zip(specs, candidates, strict=True)
     ]
-    return BenchSetup(loaded, arms, list(dict.fromkeys([config.path, *loader.directories])))
+    directories = list(dict.fromkeys([config.path, *loader.directories]))
+    return BenchSetup(loaded, arms, directories, promise)
 
 
 def _name(route: str, draft_tokens: int, spec: ArmSpec) -> str:

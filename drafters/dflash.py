@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from ..core.choose import Draws
 from ..core.drafter import TargetRows
-from ..core.options import Block, GenerateOptions, resolve_block
+from ..core.options import Block, GenerateOptions, StoredBlock, resolve_block
 from ..core.sampling import Proposal
 from .config import DrafterConfig
 from .context import ContextBuffer
@@ -56,6 +56,7 @@ class DFlashDrafter:
     ) -> None:
         self.model = model
         self.config = config
+        self.stored: StoredBlock | None = None  # by a probe on this device, where there is one
         self._ends = ends
         self._rope = rope
         self._dtype: mx.Dtype = model.norm.weight.dtype
@@ -75,8 +76,9 @@ class DFlashDrafter:
         return getattr(self.model.fc, "bits", 16)
 
     def block(self, options: GenerateOptions) -> Block:
-        """The trained block or what --block-size asks for; --draft-tokens is not its concern."""
-        return resolve_block(self.config.block_size, options.block_size)
+        """What --block-size asks for, else by a stored probe or the trained block; --draft-tokens
+        is not its concern."""
+        return resolve_block(self.config.block_size, options.block_size, self.stored)
 
     @property
     def tap_ids(self) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ from typing import Any
 
 from ..core.chat import render_chat
 from ..core.decode import Generation, make_picker
-from ..core.drafter import Drafter
+from ..core.drafter import Drafter, resolve_blocks
 from ..core.errors import PromptError
 from ..core.gate import RoutePicker
 from ..core.options import GenerateOptions, Speculation
+from ..core.promise import Promise
 from ..core.results import Chunk, FinishReason, GenerationStats
 from ..core.reuse import Resume, best_mark
 from ..core.sampling_options import SamplingOptions
@@ -62,13 +63,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request."""
+    """A finished request; identity: what may be said of its ids, if anything."""
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
     route: Route
     stats: GenerationStats
+    identity: str | None = None
 
 
 @dataclass
@@ -83,6 +85,7 @@ class Engine:
     drafters: Sequence[Drafter] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
     prefill_step_size: int = GenerateOptions.prefill_step_size
+    promise: Promise = Promise()
     clock: Callable[[], float] = time.perf_counter
     _pickers: dict[tuple[tuple[str, int], ...], RoutePicker] = field(default_factory=dict)
     _last: Generation | None = None
@@ -94,7 +97,7 @@ class Engine:
         options = request.options(self.prefill_step_size)
         ids = self.encode(request)
         chosen = [one for one in self.drafters if one.name in (route.route, route.reserve)]
-        blocks = {one.name: one.block(options) for one in chosen}
+        blocks = resolve_blocks(chosen, options, self.target.widest)
         key = tuple((name, block.effective) for name, block in blocks.items())
         if options.gated:
             picker = self._pickers.setdefault(key, make_picker(blocks, options, self.clock))
@@ -120,7 +123,10 @@ class Engine:
         generation, route = self.start(request)
         text = "".join(event.text for event in generation if isinstance(event, Chunk))
         emitter = generation.emitter
-        return Completion(text, emitter.token_ids, emitter.reason, route, generation.stats)
+        identity = self.promise.statement(generation)
+        return Completion(
+            text, emitter.token_ids, emitter.reason, route, generation.stats, identity
+        )
 
     def route(self, speculation: Speculation) -> Route:
         """The route of a speculation value over the loaded drafters."""
@@ -145,9 +151,10 @@ class Engine:
         """What of the last request's rows begins this one.
 
         Only of a request that ended between two rounds, since an error in one leaves caches that
-        nobody vouches for; and only where no drafter would have to start blind.
+        nobody vouches for; only where no drafter would have to start blind; and only where the
+        target's rows are the same however its prompt is cut, if they have to be.
         """
-        if self._last is None or not self._last.settled:
+        if self._last is None or not self._last.settled or not self.target.can_share_rows:
             return None
         rows = self._last.rows()
         mark = best_mark(rows, ids)
@@ -167,4 +174,4 @@ def load(
 def from_pair(pair: Pair) -> Engine:
     """The engine over what load_pair loaded."""
     drafters = [one for one in (pair.drafter, pair.reserve) if one is not None]
-    return Engine(pair.target, pair.tokenizer, drafters, dict(pair.problems))
+    return Engine(pair.target, pair.tokenizer, drafters, dict(pair.problems), promise=pair.promise)

@@ -20,6 +20,7 @@ from ..core.options import (
     parse_kernels,
     parse_speculation,
 )
+from ..core.promise import Promise, keep_exact
 from ..core.target import Target
 from . import bundled
 from .candidates import Request, drafter_dtype, find_candidates, tolerate
@@ -27,6 +28,7 @@ from .find import find_drafter, locate
 from .guards import check_is_target
 from .routes import Attempt, Route, choose_route
 from .slab_store import Report
+from .stored import use_stored_block
 
 Progress = Callable[[str], None]
 
@@ -36,7 +38,8 @@ class Pair:
     """What a request needs: target, tokenizer, the route with its reason, and its drafters.
 
     drafter: the one that the route starts with, None for plain decoding; reserve: the one that
-    the gate tries where the first does not pay; problems: (kind, why it is not there).
+    the gate tries where the first does not pay; problems: (kind, why it is not there); promise:
+    what was measured of the target's rows.
     """
 
     target: Target
@@ -45,6 +48,7 @@ class Pair:
     route: Route
     reserve: Drafter | None = None
     problems: tuple[tuple[str, str], ...] = ()
+    promise: Promise = Promise()
 
     def generate(
         self, prompt: str | Sequence[int], options: GenerateOptions | None = None
@@ -87,6 +91,9 @@ def load_pair(
     mtp_hidden: MtpHidden = "post",
     reserve: bool = True,
     kernels: str = DEFAULT_KERNELS,
+    stored_probe: bool = True,
+    exact: bool | None = None,
+    checked: GenerateOptions | None = None,
 ) -> Pair:
     """Load a target and the drafters that the speculation value asks for.
 
@@ -95,8 +102,12 @@ def load_pair(
     why. `dflash` and `mtp` are errors where they cannot run; `none` opens no drafter file. A
     `drafter` that is an MTP head's folder stands for `mtp`. reserve: under auto, load the MTP
     head beside a DFlash drafter, for the gate to try. drafter_bits: 4, 8 or 16 (as it is); None
-    is 4 for a DFlash drafter that is not quantized yet. report: notes and progress of its slab,
-    which is made on first use. kernels: as of load_target.
+    is 4 for a DFlash drafter that is not quantized yet. report: notes, and progress of its slab,
+    which is made on first use. kernels: as of load_target. stored_probe: a DFlash drafter's
+    default block is the best one that `dflash doctor --probe` stored for this device. exact:
+    True: run the target by a plan that makes its rows exact, measured here, or raise
+    ExactUnavailable; None: measure on the CPU alone, where it costs little, for the blocks of
+    `checked`, and change nothing; False: neither.
     """
     say = progress or (lambda message: None)
     requested = parse_speculation(speculation)
@@ -123,12 +134,20 @@ def load_pair(
         if load is not None:
             say(f"loading drafter {candidate.where}")
             opened, problem = tolerate(requested, partial(load, loaded.target))
-        drafters += [opened] if opened is not None else []
+        if opened is not None:
+            drafters.append(opened)
+            if stored_probe:
+                use_stored_block(loaded.target, opened, report.note if report else say)
         attempts.append(Attempt(opened.name if opened is not None else None, problem))
         problems += [(candidate.kind, problem)] if problem else []
     first, second = [*drafters, None, None][:2]
     route = choose_route(requested, attempts)
-    return Pair(loaded.target, loaded.tokenizer, first, route, second, tuple(problems))
+    blocks_of = checked or GenerateOptions()
+    rows = max((one.block(blocks_of).effective for one in drafters), default=1)
+    say("checking that a row depends on its own past alone")
+    note = report.note if report else say
+    target, promise = keep_exact(loaded.target, exact, rows, stored=stored_probe, note=note)
+    return Pair(target, loaded.tokenizer, first, route, second, tuple(problems), promise)
 
 
 __all__ = ["Pair", "drafter_dtype", "encode_text", "find_drafter", "load_pair", "locate"]

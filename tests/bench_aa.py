@@ -88,7 +88,7 @@ def verdict(report: BenchReport) -> str:
 
 def main(runs: int, clock: Clock) -> int:
     """Equal arms `runs` times, then the slowed arm a quarter as often."""
-    setup = load_arms([ArmSpec("dflash"), ArmSpec("dflash")])
+    setup = load_arms([ArmSpec("dflash"), ArmSpec("dflash")], stored_probe=False)
     first, second = setup.arms
     print("A against A", flush=True)
     reports = [run(setup, setup.arms, clock)]

@@ -39,7 +39,7 @@ class Arm:
 
 def arms() -> tuple[Target, object, list[Arm]]:
     """The target without eos, its tokenizer, and the arms."""
-    pair = load_pair(speculation="auto")
+    pair = load_pair(speculation="auto", stored_probe=False)
     target = Target(pair.target.backbone, replace(pair.target.config, eos_ids=frozenset()))
     dflash2, mtp = pair.drafter, pair.reserve
     assert dflash2 is not None and mtp is not None

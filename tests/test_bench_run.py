@@ -244,7 +244,7 @@ def test_widths_leave_one_row_a_pass(kind: str) -> None:
     target = make_target("hybrid" if kind == "hybrid" else "dense")
     caches = []
     make_cache = target.make_cache
-    target.make_cache = lambda: caches.append(make_cache()) or caches[-1]  # type: ignore[method-assign, func-returns-value]
+    target.make_cache = lambda rows=None: caches.append(make_cache()) or caches[-1]  # type: ignore[method-assign, func-returns-value]
     found = measure_widths(target, [1, 2, 3], [1, 2, 4], 2, FakeClock())
     assert found == {1: 0.0, 2: 0.0, 4: 0.0}
     offsets = {layer.offset for layer in caches[0] if hasattr(layer, "offset")}

@@ -12,6 +12,7 @@ from dflash_suite.core.options import (
     NO_BLOCK,
     SPECULATION_VALUES,
     GenerateOptions,
+    StoredBlock,
     parse_speculation,
     resolve_block,
 )
@@ -46,10 +47,21 @@ def test_block(trained: int, requested: int | None, effective: int) -> None:
     """R17: min(trained, 7) unless asked otherwise; drafts are the block less its anchor."""
     block = resolve_block(trained, requested)
     assert block.effective == effective and block.draft_tokens == effective - 1
-    assert block.to_dict() == {"requested": requested, "trained": trained, "effective": effective}
-    described = block.describe()
-    assert f"block {effective} of {trained} trained" in described
-    assert ("as asked" if requested else "default") in described
+    source = "as asked" if requested else "default min(trained, 7)"
+    assert block.to_dict() == {
+        "requested": requested, "trained": trained, "effective": effective, "source": source,
+    }  # fmt: skip
+    assert f"block {effective} of {trained} trained ({source})" in block.describe()
+
+
+def test_a_stored_block_takes_the_place_of_the_default_alone() -> None:
+    stored = StoredBlock(5, "2026-11-29")
+    block = resolve_block(8, None, stored)
+    assert block.effective == 5 and block.requested is None
+    assert block.describe() == ", block 5 of 8 trained (stored probe of 2026-11-29)"
+    asked = resolve_block(8, 6, stored)
+    assert asked.effective == 6 and "as asked" in asked.describe()
+    assert resolve_block(4, None, stored).effective == 4
 
 
 def test_block_without_a_drafter() -> None:

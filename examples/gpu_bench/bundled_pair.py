@@ -36,7 +36,9 @@ def main() -> None:
     upstream = Upstream() if given.dtype == "bfloat16" else None
     for request in (bare, pair):
         decode(request, prompts[0])
-    ratios, over_upstream, lengths = [], [], []
+    ratios: list[float] = []
+    over_upstream: list[float] = []
+    lengths: list[float] = []
     differing, tokens = 0, 0
     for ids in prompts:
         plain, fast = decode(bare, ids), decode(pair, ids)

@@ -1,4 +1,4 @@
-"""Are rows exact by the fused kernels, and is a kernel that is not caught? A random 16-layer target.
+"""Are rows exact by the fused kernels, and is a planted one found out? A random 16-layer target.
 
 python examples/gpu_bench/check_exact.py --precision bf16
 """
