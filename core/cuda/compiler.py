@@ -75,7 +75,7 @@ def compiled(name: str, source: str, folder: Path | None = None) -> bytes:
     """
     target = architecture()
     key = hashlib.sha256("\0".join((target, _version(), source)).encode()).hexdigest()
-    file = (folder or cache_directory() / "cuda") / f"{name}-{target}-{key[:32]}.cubin"
+    file = (folder or cache_directory() / "cuda") / f"{name[:80]}-{target}-{key[:32]}.cubin"
     held = _read(file)
     if held is not None:
         return held

@@ -121,7 +121,7 @@ class Kernel:
     ) -> tuple[str, bytes]:
         words = [str(v).rsplit(".", 1)[-1] for _, v in template]
         # MLX keeps loaded kernels by name: one for each set of types.
-        words += [TYPES[dtype].strip("_")[:4] for dtype in dtypes]
+        words.append("".join(TYPES[dtype].strip("_")[0] for dtype in dtypes))
         symbol = "_".join(["dflash", self.name, *words])
         return symbol, compiled(symbol, self.text(symbol, template, dtypes, given))
 
