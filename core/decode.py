@@ -222,7 +222,9 @@ class Generation:
         if self.emitter.reason is not None:
             self.ahead.drop()
         if verified.drafts:
-            start_on_gpu([*cache_arrays(self.cache), *self.contexts.state()])
+            # A fused target's caches are views by now, and the next draft does not wait for them.
+            caches = [] if self.target.is_fused else cache_arrays(self.cache)
+            start_on_gpu([*caches, *self.contexts.state()])
         self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])
         if self.position // CLEAR_CACHE_EVERY_TOKENS > before // CLEAR_CACHE_EVERY_TOKENS:
             mx.clear_cache()

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 
+from ..device import start_on_gpu
 from .attention import attend, prepare
 from .ops import OpKernels
 
@@ -25,19 +26,16 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 class FusedTape:
     """What a verified block leaves of one layer, so that any kept prefix is a view of it.
 
-    windows: (1, kernel - 1 + T, channels), the convolution's input; states: (T, value heads,
-    value dim, key dim), after each row; conv_out, state_out: their ends, as the cache holds them.
+    rows: T; windows: (1, kernel - 1 + T, channels), the convolution's input; states: (T, value
+    heads, value dim, key dim), after each row; conv_out, state_out: their ends, as the cache holds
+    them.
     """
 
+    rows: int
     windows: mx.array
     states: mx.array
     conv_out: mx.array
     state_out: mx.array
-
-    @property
-    def rows(self) -> int:
-        """Rows of the block."""
-        return int(self.states.shape[0])
 
 
 def cut_tapes(keep: int, held: Sequence[Sequence[mx.array]]) -> list[list[mx.array]]:
@@ -102,6 +100,7 @@ class FusedDecoder:
         self._attention = compile(attend_gated)
         self._compile = compile
         self._cuts: dict[int, Callable[..., Any]] = {}
+        self._fits: dict[tuple[int, mx.Dtype], bool] = {}
 
     def run(
         self, hidden: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
@@ -127,10 +126,11 @@ class FusedDecoder:
                 cache[index][0], cache[index][1] = window, state
                 cache[index].advance(rows)
                 if record:
-                    tapes[index] = FusedTape(made[0], made[1], window, state)
+                    tapes[index] = FusedTape(rows, made[0], made[1], window, state)
             if segment.after is not None:
                 layer = self._layers[segment.after]
                 mixed = self._attend(layer, after, cache[segment.after], span)
+                start_on_gpu(mixed)  # the device begins while the host builds the rest
         return hidden, [outputs[index] for index in tap_ids], tapes
 
     def gdn_rows(self, gdn: Any, x: mx.array, entry: Any) -> mx.array:
@@ -248,7 +248,11 @@ class FusedDecoder:
         return [*(array.transpose(0, 2, 1, 3) for array in heads), gate.reshape(1, rows, -1)]
 
     def _is_fused(self, attention: Any, rows: int, dtype: mx.Dtype) -> bool:
-        return self.kernels.fits_attention(attention, attention.rope, rows, dtype)
+        """Asked twice a layer and pass, so that the answer is kept; layers are of one kind."""
+        if (rows, dtype) not in self._fits:
+            fits = self.kernels.fits_attention(attention, attention.rope, rows, dtype)
+            self._fits[rows, dtype] = fits
+        return self._fits[rows, dtype]
 
     def _attend(
         self, layer: Any, inputs: list[mx.array], entry: Any, span: mx.array

