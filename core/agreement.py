@@ -134,14 +134,15 @@ def blocks_agree(target: Target, rows: int, context: int = 8, seed: int = 0) -> 
 def agree_up_to(
     target: Target, width: int, context: int, tokens: int = DEFAULT_TOKENS, seed: int = 0
 ) -> Iterator[Agreement]:
-    """One block of each width 2 .. `width` in turn against passes of one row, at last the whole
-    text at `width` as agree_with_one_row has it: where it stops to hold, no wider one is exact."""
+    """One block of each width 2 .. `width` in turn against passes of one row; at last the whole
+    text, all rows kept, mixed counts, and mixed widths: where it stops to hold, no wider block is
+    exact."""
     text = Text(target, width, context, max(tokens, width), seed)
     one = text.decode(1, [1] * len(text.ids))
     for narrow in range(2, width + 1):
         yield _compare(text, [one, text.decode(narrow, [narrow])], narrow)
     whole = [text.decode(width, counts) for counts in ([width] * tokens, text.mixed_counts())]
-    yield _compare(text, [one, *whole])
+    yield _compare(text, [one, *whole, text.decode(width, text.mixed_counts(), narrower=True)])
 
 
 @dataclass(frozen=True)
@@ -171,19 +172,21 @@ class Text:
         self._last_junk = -1
         self.junk_passes = 0
 
-    def decode(self, width: int, counts: Sequence[int]) -> Decoded:
-        """The text over a fork of the context, in passes of `width` rows of which the next of
-        `counts` are kept and the rest, junk, are rolled back."""
+    def decode(self, width: int, counts: Sequence[int], *, narrower: bool = False) -> Decoded:
+        """The text over a fork of the context, in passes of `width` rows (`narrower`: of any
+        number up to that), of which the next of `counts` are kept and the rest, junk, rolled
+        back."""
         cache, done, logits = fork_cache(self._cache), 0, []
         for count in counts:
             keep = min(count, len(self.ids) - done)
             if keep == 0:
                 break
-            junk = self._new_junk(width - keep, self.ids[done + keep :][:1])
+            total = self._random.randint(keep, width) if narrower else width
+            junk = self._new_junk(total - keep, self.ids[done + keep :][:1])
             rows = [*self.ids[done : done + keep], *junk]
             result = self.target.verify_rows(mx.array([rows]), cache, ())
             logits.append(self.target.logits_from_hidden(result.hidden)[0, :keep])
-            self.target.rollback(cache, result.tape, keep, width - keep)
+            self.target.rollback(cache, result.tape, keep, total - keep)
             mx.eval(logits[-1], cache_arrays(cache))
             done += keep
         return Decoded(mx.concatenate(logits), [held_rows(layer) for layer in cache])

@@ -150,18 +150,24 @@ def find_plan(
 ) -> ExactPlan:
     """The cheapest way that is exact here for blocks of up to `width` rows, by measurement.
 
-    Tried in turn: passes as they are; a fixed number of keys; padding at `width`, 16 and 4 rows;
-    then what is exact for narrower blocks. contexts: tokens before the checked ones. Raises
-    ExactUnavailable, saying what differed and by how much, where nothing is.
+    Tried in turn: passes as they are; a fixed number of keys; padding at `width`, 16 and 4 rows,
+    unless as wide a block is exact without; then what is exact for narrower blocks. contexts:
+    tokens before the checked ones. Raises ExactUnavailable, saying what differed and by how much,
+    where nothing is.
     """
     contexts = contexts or (CPU_CONTEXTS if on_cpu() else GPU_CONTEXTS)
-    today, narrow, problems = date.today().isoformat(), [], []
+    today = date.today().isoformat()
+    narrow: list[ExactPlan] = []
+    problems: list[str] = []
     for plan in _plans(target, width):
+        free = next((one for one in narrow if plan.pads and one.width >= plan.width), None)
+        if free is not None:
+            return free
         found = exact_width(ExactTarget(target, plan), plan, contexts, tokens)
+        measured = replace(plan, width=found.width, date=today)
         if found.width >= (plan.width if plan.pads else width):
-            return replace(plan, width=found.width, date=today)
-        if found.width > 1:
-            narrow.append(replace(plan, width=found.width, date=today))
+            return measured
+        narrow += [measured] if found.width > 1 else []
         assert found.problem is not None
         problems.append(f"{plan.describe()}: {found.problem.describe()}")
     if narrow:
@@ -185,22 +191,27 @@ def exact_width(
 ) -> ExactWidth:
     """How wide a block may be under a plan; a padded plan has its own width, or none."""
     width, problem = plan.width, None
-    for context in contexts:
-        found = _first_problem(target, replace(plan, width=width), context, tokens)
-        if found is not None:
-            problem = problem or found
-            width = 1 if plan.pads else found.width - 1
-        if width < 2:
+    while width > 1:
+        found = _first_problem(target, replace(plan, width=width), contexts, tokens)
+        if found is None:
             break
+        problem = problem or found
+        width = 1 if plan.pads else found.width - 1
     return ExactWidth(width, problem)
 
 
-def _first_problem(target: Target, plan: ExactPlan, context: int, tokens: int) -> Agreement | None:
-    if plan.pads:
-        found = agree_in_every_way(target, plan.width, context, tokens)
-        return None if found.holds else found
-    checks = agree_up_to(target, plan.width, context, tokens)
-    return next((found for found in checks if not found.holds), None)
+def _first_problem(
+    target: Target, plan: ExactPlan, contexts: Sequence[int], tokens: int
+) -> Agreement | None:
+    for context in contexts:
+        if plan.pads:
+            checks = iter([agree_in_every_way(target, plan.width, context, tokens)])
+        else:
+            checks = agree_up_to(target, plan.width, context, tokens)
+        found = next((one for one in checks if not one.holds), None)
+        if found is not None:
+            return found
+    return None
 
 
 def _plans(target: Target, width: int) -> Iterator[ExactPlan]:

@@ -76,10 +76,10 @@ def keep_exact(
     """The target as requests shall use it, and what it promises.
 
     wanted: True: by a plan, at any cost; False: as it is, unchecked; None: as it is, unless a
-    stored plan costs next to nothing, and on the CPU blocks of up to `rows` rows (1: no drafter)
-    are compared with single rows. stored: a plan of a stored probe is not measured again, and one
-    that is measured is stored; note: told where that goes wrong. Raises ExactUnavailable where a
-    plan is wanted and there is none.
+    stored plan costs next to nothing; on the CPU blocks of up to `rows` rows (1: no drafter) are
+    compared with single rows, and the fused kernels are measured once. stored: a plan of a stored
+    probe is not measured again, and one that is measured is stored; note: told where that goes
+    wrong. Raises ExactUnavailable where a plan is wanted and there is none.
     """
     if wanted is False or (wanted is None and rows < 2):
         return target, Promise()
@@ -93,6 +93,8 @@ def keep_exact(
         return target, _short_check(target, rows)
     if known is not None and known.cost <= FREE:
         return ExactTarget(target, known.plan), Promise(known.plan)
+    if known is None and stored and target.is_fused:  # measured once, and free from then on
+        return target, _fused_check(target, note)
     return target, Promise()
 
 
@@ -133,6 +135,13 @@ def _measured_plan(target: Target, store: bool, note: Note) -> ExactPlan:
         except OSError as exc:
             note(f"the exact plan could not be stored: {exc}")
     return plan
+
+
+def _fused_check(target: Target, note: Note) -> Promise:
+    try:
+        return Promise(_measured_plan(target, True, note))
+    except ExactUnavailable as exc:
+        return Promise(problem=str(exc))
 
 
 def _short_check(target: Target, rows: int) -> Promise:

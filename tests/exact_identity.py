@@ -32,6 +32,7 @@ from dflash_suite.core.exact import ExactPlan, ExactTarget
 from dflash_suite.core.options import MAX_DRAFT_TOKENS
 from dflash_suite.core.promise import keep_exact
 from dflash_suite.core.target import Target
+from dflash_suite.drafters.bundled import ROOT
 from dflash_suite.drafters.pair import Pair, load_pair
 
 PLAIN = "none"
@@ -64,7 +65,8 @@ def load_modes(args: argparse.Namespace) -> tuple[list[Mode], Target, ExactPlan]
     pairs = {
         "dflash2": first,
         "dflash": load_pair(args.model, "bundled:dflash", "dflash", **common),
-        "mtp": load_pair(args.model, speculation="mtp", **common),
+        # A converted copy of the target has lost its head.
+        "mtp": load_pair(args.model, speculation="mtp", mtp=str(ROOT / "target"), **common),
     }
     modes = [Mode(PLAIN, replace(first, target=exact, drafter=None), None)]
     for name, pair in pairs.items():

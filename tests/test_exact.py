@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from families import CONFIGS, SLIDING, load_family, save_family
-from planted import Fault, plant, planted_target
+from planted import Fault, Rescaled, plant, planted_target
 from scripted import ScriptedDrafter, mixed
 from snapshots import bits, meaning, whole
 from tiny import (
@@ -128,49 +128,86 @@ def test_where_no_plan_is_exact_it_is_refused(kind: Kind, fault: Fault) -> None:
     assert "without --exact" in message
 
 
-class WideFails(Target):
-    """A target whose rows see the width, in passes of more than `most` rows."""
+def beyond(most: int, neighbours: bool) -> Target:
+    """A target whose logits follow the width, or the last row, in passes of more than `most`."""
+    target = make_target()
 
-    most = 5
+    def factor(out: mx.array) -> mx.array:
+        extra = max(0, out.shape[1] - most)
+        seen = mx.tanh(out[:, -1:]) if neighbours else mx.arange(out.shape[-1]) % 2
+        return 1 + extra / 50 * seen
 
-    def logits_from_hidden(self, hidden: mx.array) -> mx.array:
-        logits = super().logits_from_hidden(hidden)
-        return logits * (1 + 0.01 * max(0, hidden.shape[1] - self.most))
+    target.backbone.text.lm_head = Rescaled(target.backbone.text.lm_head, factor)
+    return target
 
 
 def test_the_widest_exact_block() -> None:
-    target = make_target()
-    found = exact_width(WideFails(target.backbone, target.config), ExactPlan(16, False), (9,), 8)
+    plan = ExactPlan(16, pads=False)
+    found = exact_width(ExactTarget(beyond(5, neighbours=True), plan), plan, (9,), 8)
     assert found.width == 5
     assert found.problem is not None and found.problem.width == 6
+
+
+@pytest.mark.parametrize(
+    ("most", "neighbours", "width", "pads"),
+    [
+        (5, False, 8, True),  # the block wanted comes before what is free
+        (5, True, 5, False),  # padding to 4 rows would give less
+        (4, True, 4, False),
+        (3, True, 3, False),
+        (9, True, 9, False),
+    ],
+)
+def test_what_is_exact_for_narrow_blocks(
+    most: int, neighbours: bool, width: int, pads: bool
+) -> None:
+    plan = find_plan(beyond(most, neighbours), contexts=(9,), tokens=8)
+    assert (plan.width, plan.pads, plan.fixes_keys) == (width, pads, False)
+
+
+def late_target(monkeypatch: pytest.MonkeyPatch, after: int) -> Target:
+    """Rows see their neighbour in passes that begin beyond `after` tokens."""
+    target = make_target("dense")
+    inner = target.backbone.layers[0].mlp
+    late = [False]
+
+    class Late(type(inner)):  # type: ignore[misc]
+        def __call__(self, x: mx.array) -> mx.array:
+            out: mx.array = super().__call__(x)
+            return out + x[:, -1:] if late[0] else out
+
+    inner.__class__ = Late
+    run = target.backbone.run
+
+    def watched(token_ids: mx.array, cache: Any, *rest: Any) -> Any:
+        late[0] = cache[0].offset > after
+        return run(token_ids, cache, *rest)
+
+    monkeypatch.setattr(target.backbone, "run", watched)
+    return target
 
 
 def test_a_plan_that_fails_behind_a_long_context_is_no_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The neighbour is seen in late rows only."""
-    target = make_target("dense")
-    inner = target.backbone.layers[0].mlp
-
-    class Late(type(inner)):  # type: ignore[misc]
-        """Sees its neighbour where the cache stands beyond 100 rows."""
-
-        def __call__(self, x: mx.array) -> mx.array:
-            out: mx.array = super().__call__(x)
-            return out + x[:, -1:] if late[0] else out
-
-    late = [False]
-    inner.__class__ = Late
-    run = target.backbone.run
-
-    def watched(token_ids: mx.array, cache: Any, *rest: Any) -> Any:
-        late[0] = cache[0].offset > 100
-        return run(token_ids, cache, *rest)
-
-    monkeypatch.setattr(target.backbone, "run", watched)
+    target = late_target(monkeypatch, after=100)
     assert find_plan(target, contexts=(16,), tokens=8).width == 16
     with pytest.raises(ExactUnavailable, match="120 tokens of context"):
         find_plan(target, contexts=(16, 120), tokens=8)
+
+
+def test_the_whole_text_is_decoded_and_not_its_first_block_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ExactUnavailable, match="rows differ at width 16 and 16 tokens"):
+        find_plan(late_target(monkeypatch, after=20), contexts=(16,), tokens=16)
+
+
+def test_a_window_that_the_check_does_not_reach_is_not_called_exact() -> None:
+    """As long as the ring has not wrapped, its keys stand in order."""
+    changes = {**LLAMA_SLIDING, "sliding_window": 64}
+    plan = find_plan(make_target("llama", **changes), contexts=(9,), tokens=8)
+    assert plan.fixes_keys
 
 
 # --- the same ids, whatever runs -----------------------------------------------------------------
@@ -224,6 +261,13 @@ def test_every_family_has_a_plan_on_the_cpu(name: str, tmp_path: Path) -> None:
     for used in (plan, ExactPlan(4, pads=True)):
         exact = ExactTarget(target, used)
         speculative(exact, decode(exact).emitter.token_ids, range(4, 5))
+
+
+def test_the_cache_has_room_for_the_whole_request() -> None:
+    target = ExactTarget(make_target(), PADDED)
+    options = GenerateOptions(max_tokens=300)
+    run = Generation(target, prompt(20), PieceDetokenizer(), options=options)
+    assert [one.capacity for one in run.cache if isinstance(one, FixedKVCache)] == [512]
 
 
 def test_the_gate_and_a_cut_answer_change_nothing() -> None:

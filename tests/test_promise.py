@@ -197,6 +197,34 @@ def test_a_stored_plan_is_asked_for_or_free(
     assert promise.describe(9) == "not verified on this device"
 
 
+class Fused(Target):
+    """What a target over the fused kernels is to the check."""
+
+    @property
+    def is_fused(self) -> bool:
+        return True
+
+
+def test_fused_kernels_are_measured_once(on_disk: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash_suite.core.promise.on_cpu", lambda: False)
+    fused = Fused(on_disk.backbone, on_disk.config)
+    assert keep_exact(fused, None, 7, stored=False) == (fused, Promise()), "not at every start"
+    first, second = (keep_exact(fused, None, 7) for _ in range(2))
+    assert first[0] is second[0] is fused and first[1].plan is not None
+    assert first[1].describe(7).startswith("identical here (blocks of up to 16 rows")
+    assert second[1].describe(7).startswith("exact: verified on this device on")
+
+
+def test_fused_kernels_that_are_not_exact_promise_nothing(
+    on_disk: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_suite.core.promise.on_cpu", lambda: False)
+    planted = plant(Fused(on_disk.backbone, on_disk.config), "width and keys")
+    kept, promise = keep_exact(planted, None, 7)
+    assert kept is planted and promise.plan is None
+    assert promise.describe(7).startswith("not verified on this device (")
+
+
 # --- the bundled pair ----------------------------------------------------------------------------
 
 

@@ -1,0 +1,35 @@
+"""The script that compares all modes: in parts, and it finds an answer that differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import exact_identity
+import pytest
+
+ARGS = ["--prompts", "1", "--stdlib", "0", "--max-tokens", "24", "--width", "4", "--blocks", "3"]
+
+
+def test_it_goes_on_where_it_stopped_and_finds_a_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "results.jsonl"
+    args = [*ARGS, "--results", str(file)]
+    assert exact_identity.main([*args, "--seconds", "0"]) == 1
+    assert "dflash 3: 1 answers are missing" in capsys.readouterr().out
+    assert exact_identity.main(args) == 0
+    printed = capsys.readouterr().out
+    assert "plan: every pass at 4 rows" in printed and printed.endswith("identical\n")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["mode"] for line in lines[1:]] == [
+        "none", "dflash2 3", "dflash 3", "mtp 3", "none as it is", "dflash2 4 as it is",
+    ]  # fmt: skip
+    monkeypatch.setattr(exact_identity, "answer", None)  # nothing is left to decode
+    assert exact_identity.main(args) == 0
+    other = json.loads(lines[2]) | {"sha256": "0" * 64}
+    file.write_text("\n".join([*lines[:2], json.dumps(other), *lines[3:]]), encoding="utf-8")
+    assert exact_identity.main(args) == 1
+    assert "dflash2 3: other ids on" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="holds answers of another run"):
+        exact_identity.main([*args, "--max-tokens", "25"])
