@@ -2,14 +2,17 @@
 
     python tests/exact_identity.py [--results FILE] [--seconds S] [--prompts N] [--stdlib N]
         [--max-tokens N] [--dtype D] [--model DIR] [--kernels K] [--width W] [--blocks 2,8]
+        [--part I/N]
+    python tests/exact_identity.py --merge FILE...
 
 Each prompt is decoded by plain decoding, by both drafters at every block from 2 to the exact width
 (the trained block, where that is less) and by the MTP head at every depth, all by the plan that is
 found on the device, or with --width by passes padded to that many rows. Every answer is a line of
 FILE; a run goes on where the last one stopped, and ends after --seconds. Then the answers are
 compared: 1 where one differs, where drafts were never kept or never refused, or where answers are
-missing. For what the plan costs, plain decoding and DFlash2 at its widest block also run without
-it; those ids are counted apart.
+missing. --part 1/4 takes every fourth prompt, so that processes can share the work; --merge then
+compares what their files hold. For what the plan costs, plain decoding and DFlash2 at its widest
+block also run without it; those ids are counted apart.
 """
 
 from __future__ import annotations
@@ -36,20 +39,30 @@ from dflash_suite.drafters.bundled import ROOT
 from dflash_suite.drafters.pair import Pair, load_pair
 
 PLAIN = "none"
+AS_IT_IS = "as it is"
+Answers = dict[tuple[str, str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to decode: the pair to do it with, and the rows of its block (None: plain)."""
+    """A way to decode: the pair to do it with, whether it drafts, and the rows of its block.
+
+    Without a pair it is one whose answers are on file.
+    """
 
     name: str
-    pair: Pair
+    pair: Pair | None
     block: int | None
     exact: bool = True
 
+    @property
+    def drafts(self) -> bool:
+        """Whether there is a drafter."""
+        return not self.name.startswith(PLAIN)
 
-def load_modes(args: argparse.Namespace) -> tuple[list[Mode], Target, ExactPlan]:
-    """Every mode, the exact ones first; the target as it is; the plan."""
+
+def load_modes(args: argparse.Namespace) -> tuple[list[Mode], Any, Target, ExactPlan]:
+    """Every mode, the exact ones first; the tokenizer; the target as it is; the plan."""
     common: dict[str, Any] = {
         "dtype": args.dtype, "kernels": args.kernels, "exact": False, "stored_probe": False,
     }  # fmt: skip
@@ -75,9 +88,9 @@ def load_modes(args: argparse.Namespace) -> tuple[list[Mode], Target, ExactPlan]
         blocks = [block for block in range(2, widest + 1) if block in (args.blocks or (block,))]
         modes += [Mode(f"{name} {block}", used, block) for block in blocks]
     widest = min(plan.width, trained_block(first))
-    modes.append(Mode(f"{PLAIN} as it is", replace(first, drafter=None), None, exact=False))
-    modes.append(Mode(f"dflash2 {widest} as it is", first, widest, exact=False))
-    return modes, loose, plan
+    modes.append(Mode(f"{PLAIN} {AS_IT_IS}", replace(first, drafter=None), None, exact=False))
+    modes.append(Mode(f"dflash2 {widest} {AS_IT_IS}", first, widest, exact=False))
+    return modes, first.tokenizer, loose, plan
 
 
 def trained_block(pair: Pair) -> int:
@@ -88,6 +101,7 @@ def trained_block(pair: Pair) -> int:
 
 def answer(mode: Mode, case: Case, max_tokens: int) -> dict[str, Any]:
     """One line of the results."""
+    assert mode.pair is not None
     ids, stats = decode(mode.pair, case, mode.block, max_tokens)
     return {
         "prompt": case.name,
@@ -107,7 +121,7 @@ class Results:
 
     def __init__(self, file: Path, head: dict[str, Any]) -> None:
         self.file = file
-        self.lines: dict[tuple[str, str], dict[str, Any]] = {}
+        self.lines: Answers = {}
         if not file.exists():
             self._append(head)
             return
@@ -136,17 +150,17 @@ def missing(
                 yield mode, case
 
 
-def judge(results: Results, cases: Sequence[Case], modes: Sequence[Mode]) -> list[str]:
-    """Print a line a mode; returns the problems."""
+def judge(answers: Answers, prompts: int, modes: Sequence[Mode]) -> list[str]:
+    """Print a line a mode; returns the problems. prompts: how many there should be."""
     problems: list[str] = []
     print("mode                answers  tokens rounds accepted drafted differing  ms/pass")
     for mode in modes:
-        found = [one for one in results.lines.values() if one["mode"] == mode.name]
-        known = [one for one in found if (one["prompt"], PLAIN) in results.lines]
+        found = [one for one in answers.values() if one["mode"] == mode.name]
+        known = [one for one in found if (one["prompt"], PLAIN) in answers]
         other = [
             one["prompt"]
             for one in known
-            if one["sha256"] != results.lines[one["prompt"], PLAIN]["sha256"]
+            if one["sha256"] != answers[one["prompt"], PLAIN]["sha256"]
         ]
         sums = {
             key: sum(one[key] for one in found)
@@ -161,11 +175,29 @@ def judge(results: Results, cases: Sequence[Case], modes: Sequence[Mode]) -> lis
         if not mode.exact:
             continue
         problems += [f"{mode.name}: other ids on {name}" for name in other]
-        if len(found) < len(cases):
-            problems.append(f"{mode.name}: {len(cases) - len(found)} answers are missing")
-        if mode.block is not None and not 0 < sums["accepted"] < sums["drafted"]:
+        if len(found) < prompts:
+            problems.append(f"{mode.name}: {prompts - len(found)} answers are missing")
+        if mode.drafts and not 0 < sums["accepted"] < sums["drafted"]:
             problems.append(f"{mode.name}: {sums['accepted']} of {sums['drafted']} drafts kept")
     return problems
+
+
+def merge(files: Sequence[Path]) -> list[str]:
+    """The problems of answers in several files of one run, by as many prompts as they name."""
+    heads: list[Any] = []
+    answers: Answers = {}
+    for file in files:
+        head, *lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        heads.append(head)
+        answers |= {(one["prompt"], one["mode"]): one for one in lines}
+    if any(head != heads[0] for head in heads):
+        sys.exit(f"these are files of different runs:\n{heads}")
+    print(json.dumps(heads[0]))
+    names = dict.fromkeys(mode for _, mode in answers)
+    modes = [Mode(name, None, None, exact=not name.endswith(AS_IT_IS)) for name in names]
+    prompts = len({prompt for prompt, _ in answers})
+    print(f"{prompts} prompts")
+    return judge(answers, prompts, modes)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -183,16 +215,29 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--blocks", type=lambda text: tuple(int(item) for item in text.split(",")), default=()
     )
+    parser.add_argument("--part", type=parse_part, default=(1, 1), help="1/4: every fourth prompt")
+    parser.add_argument("--merge", type=Path, nargs="+", help="compare what these files hold")
     return parser.parse_args(argv)
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """1/4 -> (1, 4)."""
+    part, count = (int(piece) for piece in text.split("/"))
+    if not 1 <= part <= count:
+        raise argparse.ArgumentTypeError(f"{text} is no part: give 1/{count} to {count}/{count}")
+    return part, count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Go on until all is decoded or the time is over, then compare."""
     args = parse(argv)
+    if args.merge:
+        return report(merge(args.merge))
     started = time.perf_counter()
-    modes, target, plan = load_modes(args)
+    modes, tokenizer, target, plan = load_modes(args)
     cases = bundled_cases(args.prompts)
-    cases += stdlib_cases(modes[0].pair.tokenizer, args.stdlib, args.seed)
+    cases += stdlib_cases(tokenizer, args.stdlib, args.seed)
+    cases = cases[args.part[0] - 1 :: args.part[1]]
     head = {
         "plan": {**plan.to_dict(), "date": ""},
         "dtype": str(target.compute_dtype),
@@ -209,7 +254,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if time.perf_counter() - started > args.seconds:
             break
         results.add(answer(mode, case, args.max_tokens))
-    problems = judge(results, cases, modes)
+    return report(judge(results.lines, len(cases), modes))
+
+
+def report(problems: Sequence[str]) -> int:
+    """Print them; the exit code."""
     for problem in problems:
         print(problem)
     print(f"{len(problems)} problems" if problems else "identical")

@@ -33,3 +33,22 @@ def test_it_goes_on_where_it_stopped_and_finds_a_difference(
     assert "dflash2 3: other ids on" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="holds answers of another run"):
         exact_identity.main([*args, "--max-tokens", "25"])
+
+
+def test_parts_share_the_prompts_and_are_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
+    args = [*ARGS, "--prompts", "2", "--max-tokens", "16"]
+    for part, file in enumerate(files, 1):
+        exact_identity.main([*args, "--part", f"{part}/2", "--results", str(file)])
+        assert len(file.read_text(encoding="utf-8").splitlines()) == 1 + 6
+    capsys.readouterr()
+    assert exact_identity.main(["--merge", *map(str, files)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 prompts" in printed and printed.endswith("identical\n")
+    lines = files[1].read_text(encoding="utf-8").splitlines()
+    other = json.loads(lines[2]) | {"sha256": "0" * 64}
+    files[1].write_text("\n".join([*lines[:2], json.dumps(other), *lines[3:-1]]), encoding="utf-8")
+    assert exact_identity.main(["--merge", *map(str, files)]) == 1
+    assert "dflash2 3: other ids on" in capsys.readouterr().out
