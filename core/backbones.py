@@ -32,6 +32,17 @@ class Backbone(ABC):
         self.body = self.text.model
 
     @property
+    def independent_rows(self) -> int | None:
+        """Widest pass whose rows are independent of one another by construction; None where
+        nothing but a measurement can tell."""
+        return None
+
+    @property
+    def stock(self) -> Backbone:
+        """The same model through mlx-lm's modules alone."""
+        return self
+
+    @property
     def layers(self) -> Sequence[Any]:
         """The decoder layers, in order."""
         layers: Sequence[Any] = self.model.layers

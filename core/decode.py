@@ -91,7 +91,7 @@ class Generation:
         self.ahead = Lookahead(target, self.cache)
         wanted = not on_cpu() if pipelined is None else pipelined
         can = drafter is None and self.chooser.is_stateless and self.ahead.can_undo
-        self.pipelined = wanted and can
+        self.pipelined = wanted and can and target.can_queue
         self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
         self._clock = clock
         drafters = [] if drafter is None else [drafter, *([reserve] if reserve else [])]

@@ -26,6 +26,8 @@ MAX_WIDTH = 16
 PADDED_WIDTHS = (DEFAULT_WIDTH, MAX_WIDTH, 4)
 """Tried in this order, after the width asked for."""
 CHECK_TOKENS = 16
+GPU_CHECK_TOKENS = 48
+"""More where they cost little: a product in another order of addition rounds alike most times."""
 CPU_CONTEXTS = (16, 250)
 GPU_CONTEXTS = (56, 1016, 2040, 8184)
 """Tokens before the checked ones, so that these cross the numbers of keys at which kernels and
@@ -81,6 +83,11 @@ class ExactTarget(Target):
     def widest(self) -> int:
         """Most rows of a verify pass."""
         return self.plan.width
+
+    @property
+    def can_queue(self) -> bool:
+        """Plain steps run as they were measured, one after another, but on the CPU."""
+        return on_cpu() and not self.plan.pads
 
     @property
     def can_share_rows(self) -> bool:
@@ -146,7 +153,7 @@ def find_plan(
     target: Target,
     width: int = DEFAULT_WIDTH,
     contexts: Sequence[int] | None = None,
-    tokens: int = CHECK_TOKENS,
+    tokens: int | None = None,
 ) -> ExactPlan:
     """The cheapest way that is exact here for blocks of up to `width` rows, by measurement.
 
@@ -156,6 +163,7 @@ def find_plan(
     where nothing is.
     """
     contexts = contexts or (CPU_CONTEXTS if on_cpu() else GPU_CONTEXTS)
+    tokens = tokens or (CHECK_TOKENS if on_cpu() else GPU_CHECK_TOKENS)
     today = date.today().isoformat()
     narrow: list[ExactPlan] = []
     problems: list[str] = []
@@ -165,7 +173,7 @@ def find_plan(
             return free
         found = exact_width(ExactTarget(target, plan), plan, contexts, tokens)
         measured = replace(plan, width=found.width, date=today)
-        if found.width >= (plan.width if plan.pads else width):
+        if found.width >= (plan.width if plan.pads else min(width, plan.width)):
             return measured
         narrow += [measured] if found.width > 1 else []
         assert found.problem is not None
@@ -217,14 +225,26 @@ def _first_problem(
 def _plans(target: Target, width: int) -> Iterator[ExactPlan]:
     """What can be tried, cheapest first. Rows of sliding layers as they are cannot be exact: single
     ones stand in a ring, a block's in order. The fused kernels bring their own attention, which no
-    fixed number of keys and no padding concerns."""
+    fixed number of keys and no padding concerns, and know how wide they are exact by construction:
+    what a measurement might pass by luck is not tried."""
+    known = target.backbone.independent_rows
+    if known is not None:
+        if known > 1:
+            yield ExactPlan(known, pads=False)
+        return
     if not slides(target):
         yield ExactPlan(MAX_WIDTH, pads=False)
-    if target.is_fused:
-        return
     yield ExactPlan(MAX_WIDTH, pads=False, fixes_keys=True)
     for padded in dict.fromkeys((width, *PADDED_WIDTHS)):
         yield ExactPlan(padded, pads=True)
+
+
+def exact_base(target: Target) -> Target:
+    """What a plan is looked for on: the target itself, or mlx-lm's modules alone where the fused
+    kernels do not take all of it."""
+    if target.backbone.independent_rows == 1:
+        return Target(target.backbone.stock, target.config)
+    return target
 
 
 def slides(target: Target) -> bool:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from .agreement import blocks_agree
 from .device import on_cpu
 from .errors import ExactUnavailable
-from .exact import ExactPlan, ExactTarget, find_plan, slides
+from .exact import ExactPlan, ExactTarget, exact_base, find_plan, slides
 from .probes import Note, StoredProbe, load_probe, probe_key, save_probe
 from .target import Target
 
 if TYPE_CHECKING:
     from .decode import Generation
 
-FREE = 1.03
-"""A pass that costs no more than so many of one as it is makes its plan the default."""
 NOT_VERIFIED = "not verified on this device"
 IDENTICAL = "identical here"
 
@@ -75,54 +72,34 @@ def keep_exact(
 ) -> tuple[Target, Promise]:
     """The target as requests shall use it, and what it promises.
 
-    wanted: True: by a plan, at any cost; False: as it is, unchecked; None: as it is, unless a
-    stored plan costs next to nothing; on the CPU blocks of up to `rows` rows (1: no drafter) are
-    compared with single rows, and the fused kernels are measured once. stored: a plan of a stored
+    wanted: True: by a plan, at any cost; False: as it is, unchecked; None: as it is, and on the
+    CPU, where plain decoding stays mlx-lm's own bit for bit, blocks of up to `rows` rows (1: no
+    drafter) are compared with single rows. Elsewhere nothing is said without --exact: plain
+    steps are queued ahead there, which no measurement of rows covers. stored: a plan of a stored
     probe is not measured again, and one that is measured is stored; note: told where that goes
     wrong. Raises ExactUnavailable where a plan is wanted and there is none.
     """
-    if wanted is False or (wanted is None and rows < 2):
+    if wanted is False or (wanted is None and (rows < 2 or not on_cpu())):
         return target, Promise()
+    if wanted:
+        target = exact_base(target)
     known = _stored_plan(target, note) if stored else None
     if wanted:
-        plan = known.plan if known else _measured_plan(target, stored, note)
+        plan = known or _measured_plan(target, stored, note)
         return ExactTarget(target, plan), Promise(plan, asked=True)
-    if known is not None and not known.plan.has_fixed_keys:
-        return target, Promise(known.plan)
-    if on_cpu():  # where plain decoding stays mlx-lm's own, bit for bit
-        return target, _short_check(target, rows)
-    if known is not None and known.cost <= FREE:
-        return ExactTarget(target, known.plan), Promise(known.plan)
-    if known is None and stored and target.is_fused:  # measured once, and free from then on
-        return target, _fused_check(target, note)
-    return target, Promise()
+    if known is not None and not known.has_fixed_keys:
+        return target, Promise(known)
+    return target, _short_check(target, rows)
 
 
-@dataclass(frozen=True)
-class StoredPlan:
-    """A plan of a stored probe; cost: of its pass over one as it is, at the worst context."""
-
-    plan: ExactPlan
-    cost: float
-
-
-def _stored_plan(target: Target, note: Note) -> StoredPlan | None:
+def _stored_plan(target: Target, note: Note) -> ExactPlan | None:
     key = probe_key(target)
     probe = load_probe(key, note) if key is not None else None
     if probe is None or probe.exact_width is None:
         return None
-    plan = ExactPlan(
+    return ExactPlan(
         probe.exact_width, probe.exact_pads, "stored", probe.date, probe.exact_fixes_keys
     )
-    return StoredPlan(plan, _worst(probe.details.get("exact_cost")))
-
-
-def _worst(costs: object) -> float:
-    """The largest of {context: ratio}; infinite where that is not what it is."""
-    ratios = list(costs.values()) if isinstance(costs, dict) else []
-    if not ratios or not all(isinstance(ratio, int | float) for ratio in ratios):
-        return inf
-    return float(max(ratios))
 
 
 def _measured_plan(target: Target, store: bool, note: Note) -> ExactPlan:
@@ -135,13 +112,6 @@ def _measured_plan(target: Target, store: bool, note: Note) -> ExactPlan:
         except OSError as exc:
             note(f"the exact plan could not be stored: {exc}")
     return plan
-
-
-def _fused_check(target: Target, note: Note) -> Promise:
-    try:
-        return Promise(_measured_plan(target, True, note))
-    except ExactUnavailable as exc:
-        return Promise(problem=str(exc))
 
 
 def _short_check(target: Target, rows: int) -> Promise:

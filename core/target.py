@@ -51,6 +51,11 @@ class Target:
         return None
 
     @property
+    def can_queue(self) -> bool:
+        """Whether a plain step may be queued behind one whose id is not read yet."""
+        return True
+
+    @property
     def can_share_rows(self) -> bool:
         """Whether a request may go on with the rows of the one before it."""
         return True

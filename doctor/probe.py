@@ -14,7 +14,7 @@ from ..core.device import on_cpu
 from ..core.drafter import Drafter
 from ..core.emit import Detokenizer
 from ..core.errors import ExactUnavailable
-from ..core.exact import ExactPlan, ExactTarget, find_plan
+from ..core.exact import ExactPlan, ExactTarget, exact_base, find_plan
 from ..core.options import MAX_DRAFT_TOKENS, GenerateOptions
 from ..core.probe_accept import AcceptProfile, Answers, Prompts, plain_answers
 from ..core.probe_costs import ContextCosts, CostOptions, measure_costs, relative_costs
@@ -145,6 +145,7 @@ def compare_rows(
 
 def find_exact(target: Target, options: ProbeOptions) -> ExactFinding:
     """The plan of `--exact` here, and what it costs."""
+    target = exact_base(target)
     try:
         plan = find_plan(target)
     except ExactUnavailable as error:

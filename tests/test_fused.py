@@ -4,16 +4,21 @@ bitwise the plain backbone's logits, taps, caches and rollbacks."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from tiny import make_target, prompt
 
-from dflash_suite.core.cuda.backbone import FusedBackbone
+from dflash_suite.core.cuda.backbone import FusedBackbone, fits_layer
 from dflash_suite.core.cuda.fused import FusedTape, Segment, split_segments
+from dflash_suite.core.cuda.kernels import CudaKernels
 from dflash_suite.core.cuda.ops import OpKernels
+from dflash_suite.core.errors import ExactUnavailable
+from dflash_suite.core.exact import exact_base, find_plan
 from dflash_suite.core.target import Target
+from dflash_suite.drafters.pair import Pair, load_pair
 
 TAPS = (0, 3, 5)
 
@@ -106,3 +111,31 @@ def test_a_wide_block_leaves_the_plain_tape_and_rolls_back() -> None:
         result = target.verify_rows(mx.array([ids]), cache, ())
         target.rollback(cache, result.tape, 11, 19)
     same_caches(*caches)
+
+
+def test_how_wide_rows_are_independent_follows_from_what_the_kernels_take(
+    bundled_pairs: dict[str, Pair],
+) -> None:
+    """The bundled target's a and b have 4 outputs each: they count as much as the wide ones."""
+    model = load_pair(speculation="none", dtype="bfloat16", exact=False).target.backbone.model
+    target = Target(
+        FusedBackbone(model, CudaKernels(), traced_once), bundled_pairs["dflash"].target.config
+    )
+    assert target.backbone.independent_rows == 16 and exact_base(target) is target
+    plain = Target(
+        FusedBackbone(model, OpKernels(), traced_once), target.config
+    )  # attention is MLX's own
+    assert plain.backbone.independent_rows == 1
+    gdn = model.layers[0].linear_attn
+    gdn.in_proj_b.weight = gdn.in_proj_b.weight.astype(mx.float32)
+    assert target.backbone.independent_rows == 1
+    base = exact_base(target)
+    assert not base.is_fused and base.backbone.independent_rows is None
+    assert not fits_layer(CudaKernels(), SimpleNamespace(mlp=SimpleNamespace(experts=8)), 4)
+
+
+def test_a_fused_target_that_is_not_independent_has_no_plan_of_its_own() -> None:
+    _, fused = pair()
+    with pytest.raises(ExactUnavailable):
+        find_plan(fused)
+    assert find_plan(exact_base(fused), contexts=(12,), tokens=6).width >= 8

@@ -172,57 +172,30 @@ def test_a_disk_that_takes_nothing_is_a_note(
     assert notes == ["the exact plan could not be stored: no space left"]
 
 
-def test_a_stored_plan_is_asked_for_or_free(
+def test_a_stored_plan_is_used_where_it_is_asked_for(
     on_disk: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default only where its pass costs at most 1.03 of one as it is, and never on the CPU."""
     store(on_disk, PADDED)
     kept, promise = keep_exact(on_disk, True, 7)
     assert isinstance(kept, ExactTarget) and kept.plan.pads and promise.asked
     assert promise.describe(8) == "exact: verified on this device on 2026-11-20 (stored probe)"
     assert keep_exact(on_disk, None, 7)[0] is on_disk, "the CPU stays as it is"
-    monkeypatch.setattr("dflash_suite.core.promise.on_cpu", lambda: False)
-    kept, promise = keep_exact(on_disk, None, 7)
-    assert isinstance(kept, ExactTarget) and not promise.asked
-    assert keep_exact(on_disk, None, 1)[0] is on_disk, "plain decoding gains nothing by it"
-    assert keep_exact(on_disk, False, 7) == (on_disk, Promise())
-    assert keep_exact(on_disk, None, 7, stored=False) == (on_disk, Promise())
-    costs: list[Any] = [{"64": 1.01, "2000": 1.04}, {}, None, {"64": "cheap"}]
-    for cost in costs:
-        store(on_disk, replace(PADDED, details={"exact_cost": cost}))
-        assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), cost
     store(on_disk, replace(PADDED, exact_pads=False))
     kept, promise = keep_exact(on_disk, None, 7)
     assert kept is on_disk and promise.describe(7).startswith("exact: verified")
     assert promise.describe(9) == "not verified on this device"
-
-
-class Fused(Target):
-    """What a target over the fused kernels is to the check."""
-
-    @property
-    def is_fused(self) -> bool:
-        return True
-
-
-def test_fused_kernels_are_measured_once(on_disk: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dflash_suite.core.promise.on_cpu", lambda: False)
-    fused = Fused(on_disk.backbone, on_disk.config)
-    assert keep_exact(fused, None, 7, stored=False) == (fused, Promise()), "not at every start"
-    first, second = (keep_exact(fused, None, 7) for _ in range(2))
-    assert first[0] is second[0] is fused and first[1].plan is not None
-    assert first[1].describe(7).startswith("identical here (blocks of up to 16 rows")
-    assert second[1].describe(7).startswith("exact: verified on this device on")
+    assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), "plain steps are queued there"
+    assert keep_exact(on_disk, False, 7) == (on_disk, Promise())
 
 
-def test_fused_kernels_that_are_not_exact_promise_nothing(
+def test_a_plan_off_the_cpu_queues_no_plain_step(
     on_disk: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_suite.core.promise.on_cpu", lambda: False)
-    planted = plant(Fused(on_disk.backbone, on_disk.config), "width and keys")
-    kept, promise = keep_exact(planted, None, 7)
-    assert kept is planted and promise.plan is None
-    assert promise.describe(7).startswith("not verified on this device (")
+    exact = ExactTarget(on_disk, ExactPlan(16, pads=False))
+    assert exact.can_queue
+    monkeypatch.setattr("dflash_suite.core.exact.on_cpu", lambda: False)
+    assert not exact.can_queue and on_disk.can_queue
 
 
 # --- the bundled pair ----------------------------------------------------------------------------

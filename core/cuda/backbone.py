@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..backbones import HybridBackbone
 from ..gdn import GdnTape
 from .fused import Compile, FusedDecoder
-from .kernels import MAX_ROWS, CudaKernels, cuda_in_use, fits_linear
+from .kernels import MAX_ROWS, CudaKernels, cuda_in_use, fits_gdn, fits_linear
 from .ops import OpKernels
 
 
@@ -29,13 +29,29 @@ class FusedBackbone(HybridBackbone):
     def fits(self) -> bool:
         """Whether the projections of a layer and the head are of a kind that the kernels take."""
         gdn = next(layer.linear_attn for layer in self.layers if layer.is_linear)
-        head = self.body.embed_tokens if self.is_tied else self.text.lm_head
-        return fits_linear(gdn.out_proj, 1) and fits_linear(head, 1)
+        return fits_linear(gdn.out_proj, 1) and fits_linear(self._head_module, 1)
+
+    @property
+    def independent_rows(self) -> int:
+        """Widest pass of which every operation is one of the kernels, or row by row in MLX; 1
+        where some operation is MLX's own product, whose order of addition follows the width."""
+        return next((rows for rows in range(MAX_ROWS, 1, -1) if self._all_fit(rows)), 1)
+
+    @property
+    def stock(self) -> HybridBackbone:
+        return HybridBackbone(self.model)
+
+    def _all_fit(self, rows: int) -> bool:
+        return fits_linear(self._head_module, rows) and all(
+            fits_layer(self._kernels, layer, rows) for layer in self.layers
+        )
+
+    @property
+    def _head_module(self) -> Any:
+        return self.body.embed_tokens if self.is_tied else self.text.lm_head
 
     def head(self, hidden: mx.array) -> mx.array:
-        return self._kernels.linear(
-            self.body.embed_tokens if self.is_tied else self.text.lm_head, hidden
-        )
+        return self._kernels.linear(self._head_module, hidden)
 
     def run(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
@@ -59,6 +75,27 @@ class FusedBackbone(HybridBackbone):
     def replay(self, tapes: Sequence[Any], keep: int) -> list[tuple[mx.array, mx.array] | None]:
         wide = any(isinstance(tape, GdnTape) for tape in tapes)
         return super().replay(tapes, keep) if wide else self._decoder.replay(tapes, keep)
+
+
+def fits_layer(kernels: OpKernels, layer: Any, rows: int) -> bool:
+    """Whether the kernels take everything of a layer that adds up numbers, but its norms."""
+    mlp = layer.mlp
+    names = ("gate_proj", "up_proj", "down_proj")
+    if not all(hasattr(mlp, name) for name in names):  # a mixture of experts
+        return False
+    modules = [getattr(mlp, name) for name in names]
+    if layer.is_linear:
+        gdn = layer.linear_attn
+        split = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
+        joined = ("in_proj_qkvz", "in_proj_ba")
+        inputs = joined if hasattr(gdn, joined[0]) else split
+        modules += [getattr(gdn, name) for name in (*inputs, "out_proj")]
+        mixes = fits_gdn(gdn, mx.zeros((1, rows, 1), dtype=mx.bfloat16))
+    else:
+        attention = layer.self_attn
+        modules += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        mixes = kernels.fits_attention(attention, attention.rope, rows, mx.bfloat16)
+    return mixes and all(fits_linear(module, rows) for module in modules)
 
 
 def fused_backbone(backbone: Any) -> FusedBackbone | None:

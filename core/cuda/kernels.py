@@ -29,17 +29,15 @@ def cuda_in_use() -> bool:
 
 
 def fits_linear(module: Any, rows: int) -> bool:
-    """True for a bfloat16 layer without bias, dense or affine 4-bit, whose sizes divide evenly."""
+    """True for a bfloat16 layer without bias, dense or affine 4-bit, whose inputs divide evenly."""
     if rows > MAX_ROWS or "bias" in module:
         return False
     if isinstance(module, nn.Linear | nn.Embedding):
-        outputs, inputs = module.weight.shape
-        return bool(module.weight.dtype == mx.bfloat16 and outputs % 16 == 0 and inputs % 32 == 0)
+        return bool(module.weight.dtype == mx.bfloat16 and module.weight.shape[1] % 32 == 0)
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
-        outputs, words = module.weight.shape
         affine = module.bits == 4 and module.mode == "affine" and module.group_size in (32, 64, 128)
         return bool(
-            affine and module.scales.dtype == mx.bfloat16 and outputs % 16 == 0 and words % 16 == 0
+            affine and module.scales.dtype == mx.bfloat16 and module.weight.shape[1] % 16 == 0
         )
     return False
 
@@ -80,7 +78,7 @@ class CudaKernels(OpKernels):
             inputs=[x, *arrays, *extra],
             template=[("RT", tiles), ("MT", row_tiles(rows)), *template],
             scalars={"M": rows, "K": x.shape[-1], "N": outputs},
-            blocks=outputs // (16 * tiles),
+            blocks=-(-outputs // (16 * tiles)),
             output_shapes=[(*x.shape[:-1], outputs)],
             output_dtypes=[mx.bfloat16],
         )
@@ -104,7 +102,7 @@ class CudaKernels(OpKernels):
                 "K": x.shape[-1],
                 **{f"N_{index}": count for index, count in enumerate(outputs)},
             },
-            blocks=sum(outputs) // 16,
+            blocks=sum(-(-count // 16) for count in outputs),
             output_shapes=[
                 split_heads(x.shape, count, index, heads) for index, count in enumerate(outputs)
             ],
@@ -126,7 +124,7 @@ class CudaKernels(OpKernels):
             inputs=[x, *arrays, *layer_arrays(up)[0]],
             template=[("MT", row_tiles(rows)), *template],
             scalars={"M": rows, "K": x.shape[-1], "N": outputs},
-            blocks=outputs // 16,
+            blocks=-(-outputs // 16),
             output_shapes=[(*x.shape[:-1], outputs)],
             output_dtypes=[mx.bfloat16],
         )

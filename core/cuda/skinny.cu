@@ -24,6 +24,7 @@ struct Sums {
 // A bfloat16 weight matrix, from a tile's first row on.
 struct Dense {
   const bf16* w;
+  int last;  // of the 16 outputs; what lies behind it is read again and dropped
 
   template <int RT, int MT>
   struct Stage {  // what one round of loads brings: U steps of 32 k
@@ -42,7 +43,7 @@ struct Dense {
         for (int r = 0; r < RT; ++r)
 #pragma unroll
           for (int h = 0; h < 2; ++h)
-            a[u][r][h] = load_once(tiles[r].w + size_t(g + 8 * h) * K + k);
+            a[u][r][h] = load_once(tiles[r].w + size_t(min(g + 8 * h, tiles[r].last)) * K + k);
 #pragma unroll
         for (int m = 0; m < MT; ++m)
           b[u][m] = step < steps && m * 8 + g < M
@@ -73,6 +74,7 @@ struct Quantized {
   const unsigned* w;
   const bf16* scales;
   const bf16* biases;
+  int last;
 
   template <int RT, int MT>
   struct Stage {
@@ -92,7 +94,7 @@ struct Quantized {
         for (int r = 0; r < RT; ++r)
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const size_t row = g + 8 * h, group = row * (K / GROUP) + k / GROUP;
+            const size_t row = min(g + 8 * h, tiles[r].last), group = row * (K / GROUP) + k / GROUP;
             a[u][r][h] = load_once(tiles[r].w + row * (K / 8) + k / 8);
             scale[u][r][h] = tiles[r].scales[group];
             bias[u][r][h] = tiles[r].biases[group];
@@ -201,6 +203,7 @@ __device__ __forceinline__ void project(
   __syncthreads();
   for (int i = threadIdx.x; i < RT * 16 * M; i += kWarps * 32) {
     const int output = i % (RT * 16), row = i / (RT * 16);
+    if (first + output >= N) continue;
     const size_t at = size_t(row) * N + first + output;
     const bf16 y = bf16(block.total(output, row));
     out[at] = residual ? bf16(float(residual[at]) + float(y)) : y;
@@ -218,6 +221,7 @@ __device__ __forceinline__ void gated(
   __syncthreads();
   for (int i = threadIdx.x; i < 16 * M; i += kWarps * 32) {
     const int output = i % 16, row = i / 16;
+    if (int(blockIdx.x) * 16 + output >= N) continue;
     const float gate = float(bf16(block.total(output, row)));
     const float up = float(bf16(block.total(16 + output, row)));
     const float sigmoid = float(bf16(1.0f / (1.0f + expf(-gate))));

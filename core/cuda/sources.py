@@ -26,14 +26,14 @@ SEVERAL = """
   dflash::project<1, MT>(tiles, x, nullptr, out, M, N, K, block * 16);
 """
 PICK = """
-  if (N == 0 && left < N_I / 16) {
+  if (N == 0 && left < (N_I + 15) / 16) {
     block = left;
     N = N_I;
     out = out_I;
     const size_t row = size_t(block) * 16;
     FILL
   }
-  left -= N_I / 16;
+  left -= (N_I + 15) / 16;
 """
 GATED = """
   const size_t row = size_t(blockIdx.x) * 16;
@@ -94,11 +94,13 @@ def weight_names(suffix: str, quantized: bool) -> list[str]:
     return [*names, f"scales{suffix}", f"biases{suffix}"] if quantized else names
 
 
-def fill_tile(tile: str, suffix: str, quantized: bool) -> str:
-    """Statements that point `tile` at the weights from output `row` on."""
+def fill_tile(tile: str, suffix: str, quantized: bool, outputs: str = "N") -> str:
+    """Statements that point `tile` at the weights from output `row` on, of so many."""
+    last = f"{tile}.last = min({outputs} - int(row), 16) - 1;"
     if not quantized:
-        return f"{tile}.w = w{suffix} + row * K;"
+        return f"{last}{tile}.w = w{suffix} + row * K;"
     return (
+        f"{last}"
         f"{tile}.w = w{suffix} + row * (K / 8);"
         f"{tile}.scales = scales{suffix} + row * (K / GROUP);"
         f"{tile}.biases = biases{suffix} + row * (K / GROUP);"

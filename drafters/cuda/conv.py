@@ -39,7 +39,7 @@ AFTER = """
 @cache
 def _before_kernel(quantized: bool) -> Kernel:
     body = BEFORE.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
-    body = body.replace("FILL", fill_tile("tiles[t]", "", quantized))
+    body = body.replace("FILL", fill_tile("tiles[t]", "", quantized, "2 * TAPS * G"))
     inputs = ["x", *weight_names("", quantized), "base"]
     return _make("conv_before", inputs, ["mixed", "later"], body, quantized)
 
@@ -89,7 +89,7 @@ def after_branch(
 ) -> mx.array:
     """residual + conv(module(x)), (1, T, D) in float32."""
     rows, width = x.shape[1:]
-    if not fits_linear(module, rows):
+    if not fits_linear(module, rows) or residual.shape[-1] % 16:
         return ops.convolve(conv, kernels.linear(module, x), deltas, 1, residual)
     arrays, template = layer_arrays(module)
     outputs = residual.shape[-1]
