@@ -39,8 +39,21 @@ def test_rows_merge_by_id_and_keep_the_others(bench: Any, tmp_path: Path) -> Non
     assert [row["id"] for row in document["rows"]] == ["a-x", "b-x"]
     assert document["rows"][1] == {"id": "b-x", "value": 2.0, "low": 1.0, "high": 3.0, "goal": 1.02}
     assert results.known_ids(file) == {"a-x", "b-x"}
-    assert {"device", "versions", "commit"} <= set(document)
+    assert {"device", "versions", "commit", "measured_at"} <= set(document)
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_row_keeps_the_commit_that_measured_it(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = bench("results")
+    file = tmp_path / "results.json"
+    for commit, ids in (("one", "abc"), ("two", "b"), ("three", "cd"), ("two", "a")):
+        monkeypatch.setattr(results, "commit", lambda commit=commit: commit)
+        results.merge(file, [results.Row(f"x-{id}", 1.0, 1.0, 1.0) for id in ids])
+    document = json.loads(file.read_text())
+    assert document["commit"] == "two"
+    assert document["measured_at"] == {"three": ["x-c", "x-d"]}
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,19 @@ def known_ids(file: Path) -> set[str]:
 
 
 def merge(file: Path, rows: Sequence[Row]) -> None:
-    """Put rows into the file, replacing those of the same id; device, versions: this run's."""
+    """Put rows into the file, replacing those of the same id; device, versions: this run's.
+
+    measured_at: by commit, the ids of the rows that it gave, where that is not `commit`.
+    """
     held = _read(file)
     merged = {row["id"]: row for row in held.get("rows", [])}
     merged.update({row.id: asdict(row) for row in rows})
+    now = commit() or held.get("commit")
     document = {
         "device": device_name(),
         "versions": {name: _version(name) for name in PACKAGES},
-        "commit": commit() or held.get("commit"),
+        "commit": now,
+        "measured_at": _origins(held, now, {row.id for row in rows}),
         "rows": [merged[id] for id in sorted(merged)],
     }
     text = json.dumps(document, indent=1) + "\n"
@@ -69,6 +74,16 @@ def merge(file: Path, rows: Sequence[Row]) -> None:
     for row in rows:
         goal = "" if row.goal is None else f"  goal {row.goal}"
         print(f"{row.id:28} {row.value:9.4f}  ({row.low:.4f} .. {row.high:.4f}){goal}", flush=True)
+
+
+def _origins(held: dict[str, Any], now: str | None, new: set[str]) -> dict[str, list[str]]:
+    origins: dict[str, list[str]] = dict(held.get("measured_at", {}))
+    named = {id for ids in origins.values() for id in ids}
+    rest = {row["id"] for row in held.get("rows", [])} - named
+    if held.get("commit") is not None:
+        origins[held["commit"]] = sorted({*origins.get(held["commit"], []), *rest})
+    kept = {one: [id for id in ids if id not in new] for one, ids in origins.items() if one != now}
+    return {one: ids for one, ids in kept.items() if ids}
 
 
 def device_name() -> str:
