@@ -1,0 +1,176 @@
+// CUDA's words for a CPU, so that the suite's kernels can be run and held where there is no GPU.
+//
+// A block's threads are coroutines that are switched at barriers only. Floats are added in the
+// order of the text, without fused multiply-adds, so that sums can differ from a GPU's in their
+// last bits; what must hold bit for bit is that a row's result does not depend on its neighbours.
+// Replaces primitives.cu, whose instructions no CPU has.
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+#define __shared__ static
+
+using std::max;
+using std::min;
+
+struct Dim {
+  int x, y, z;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
+inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
+inline float __int_as_float(int bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+
+// Rounds to nearest, ties to even.
+struct __nv_bfloat16 {
+  uint16_t bits;
+  __nv_bfloat16() = default;
+  __nv_bfloat16(float value) {
+    uint32_t word;
+    memcpy(&word, &value, 4);
+    bits = (word + 0x7FFF + ((word >> 16) & 1)) >> 16;
+  }
+  operator float() const {
+    const uint32_t word = uint32_t(bits) << 16;
+    float value;
+    memcpy(&value, &word, 4);
+    return value;
+  }
+};
+struct __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 a) { return {a, a}; }
+
+constexpr int kMostThreads = 256;
+static int current, thread_count, block_arrived, block_turn, warp_arrived[8], warp_turn[8];
+static Dim thread_index[kMostThreads], blockIdx, gridDim;
+#define threadIdx thread_index[current]
+static ucontext_t scheduler, threads[kMostThreads];
+static bool alive[kMostThreads];
+static std::function<void()> body;
+
+inline void give_way() {
+  const int me = current;
+  swapcontext(&threads[me], &scheduler);
+  current = me;
+}
+
+inline void wait_for_all(int& arrived, int& turn, int count) {
+  const int mine = turn;
+  if (++arrived == count) {
+    arrived = 0;
+    turn++;
+    return;
+  }
+  while (turn == mine) give_way();
+}
+
+inline void __syncthreads() { wait_for_all(block_arrived, block_turn, thread_count); }
+inline void wait_for_warp() { wait_for_all(warp_arrived[current / 32], warp_turn[current / 32], 32); }
+
+static void enter(int index) {
+  current = index;
+  body();
+  alive[index] = false;
+  swapcontext(&threads[index], &scheduler);
+}
+
+inline void launch(int blocks, int count, std::function<void()> function) {
+  static std::vector<std::vector<char>> stacks(kMostThreads, std::vector<char>(65536));
+  thread_count = count, body = function, gridDim = {blocks, 1, 1};
+  for (int block = 0; block < blocks; ++block) {
+    blockIdx = {block, 0, 0};
+    block_arrived = 0;
+    memset(warp_arrived, 0, sizeof warp_arrived);
+    for (int i = 0; i < count; ++i) {
+      thread_index[i] = {i, 0, 0};
+      getcontext(&threads[i]);
+      threads[i].uc_stack.ss_sp = stacks[i].data();
+      threads[i].uc_stack.ss_size = stacks[i].size();
+      threads[i].uc_link = &scheduler;
+      makecontext(&threads[i], (void (*)())enter, 1, i);
+      alive[i] = true;
+    }
+    for (int left = count; left > 0;) {
+      left = 0;
+      for (int i = 0; i < count; ++i) {
+        if (!alive[i]) continue;
+        current = i;
+        swapcontext(&scheduler, &threads[i]);
+        left += alive[i];
+      }
+    }
+  }
+}
+
+namespace dflash {
+
+using bf16 = __nv_bfloat16;
+constexpr int kWarps = 8;
+
+inline uint4 load_once(const void* address) { return *static_cast<const uint4*>(address); }
+inline uint4 load_shared_line(const void* address) { return *static_cast<const uint4*>(address); }
+
+template <typename T>
+inline T exchange(T value, int mask) {
+  static T held[kMostThreads];
+  held[current] = value;
+  wait_for_warp();
+  const T other = held[current ^ mask];
+  wait_for_warp();
+  return other;
+}
+inline int warp_xor(int value, int mask) { return exchange(value, mask); }
+inline float warp_xor(float value, int mask) { return exchange(value, mask); }
+
+inline float half_of(unsigned pair, int high) {
+  return __int_as_float(high ? pair & 0xFFFF0000u : pair << 16);
+}
+
+// mma.m16n8k16 by its register layout: lane = 4 * group + pair.
+inline void matrix_step(
+    float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  static unsigned a[kMostThreads][4], b[kMostThreads][2];
+  const int warp = current / 32 * 32, group = current % 32 / 4, pair = current % 4;
+  a[current][0] = a0, a[current][1] = a1, a[current][2] = a2, a[current][3] = a3;
+  b[current][0] = b0, b[current][1] = b1;
+  wait_for_warp();
+  for (int i = 0; i < 4; ++i) {
+    const int row = group + 8 * (i / 2), column = 2 * pair + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const int lane = k % 8 / 2;
+      const float left = half_of(a[warp + row % 8 * 4 + lane][row / 8 + 2 * (k / 8)], k % 2);
+      c[i] += left * half_of(b[warp + column * 4 + lane][k / 8], k % 2);
+    }
+  }
+  wait_for_warp();
+}
+
+inline unsigned dequantize(unsigned word, __nv_bfloat162 scale, __nv_bfloat162 bias) {
+  const bf16 low(float(word & 0xF) * float(scale.x) + float(bias.x));
+  const bf16 high(float((word >> 16) & 0xF) * float(scale.y) + float(bias.y));
+  return low.bits | (uint32_t(high.bits) << 16);
+}
+inline unsigned low_halves(unsigned a, unsigned b) { return (a & 0xFFFF) | (b << 16); }
+inline unsigned high_halves(unsigned a, unsigned b) { return (a >> 16) | (b & 0xFFFF0000u); }
+
+}  // namespace dflash

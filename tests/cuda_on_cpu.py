@@ -1,0 +1,108 @@
+"""The suite's CUDA kernels on a CPU: their text compiled by g++ over cuda_on_cpu.h.
+
+Slow, and no stand-in for a GPU: it holds what the text computes, and that rows are independent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from dflash_suite.core.cuda import launch
+from dflash_suite.core.cuda.sources import source_text
+
+HEADER = Path(__file__).resolve().parent / "cuda_on_cpu.h"
+COMPILER = shutil.which("g++")
+NUMPY: dict[mx.Dtype, Any] = {mx.bfloat16: np.uint16, mx.float32: np.float32, mx.int32: np.int32}
+
+
+class CudaOnCpu:
+    """Stands for NVRTC and for mx.fast.precompiled_cuda_kernel while a test runs."""
+
+    def __init__(self, folder: Path, monkeypatch: Any) -> None:
+        self._folder = folder
+        self._texts: dict[str, str] = {}
+        self._run: dict[str, Callable[..., None]] = {}
+        self.calls: list[str] = []
+        monkeypatch.setattr(launch, "compiled", self._keep)
+        monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", self._call)
+
+    def _keep(self, symbol: str, text: str) -> bytes:
+        self._texts[symbol] = text
+        return symbol.encode()
+
+    def _call(
+        self,
+        *,
+        name: str,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[tuple[int, ...]],
+        output_dtypes: Sequence[mx.Dtype],
+        scalars: Sequence[int | float],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        **rest: Any,
+    ) -> list[mx.array]:
+        self.calls.append(name)
+        if name not in self._run:
+            self._run[name] = self._build(name, self._texts[name])
+        given = [_as_numpy(array) for array in inputs]
+        # What a kernel leaves unwritten is enormous.
+        made = [
+            np.frombuffer(bytearray(b"\x7f") * _size(shape, dtype), NUMPY[dtype]).reshape(shape)
+            for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
+        ]
+        numbers = [
+            ctypes.c_int(value) if isinstance(value, int) else ctypes.c_float(value)
+            for value in scalars
+        ]
+        addresses = [array.ctypes.data for array in (*given, *made)]
+        addresses += [ctypes.addressof(number) for number in numbers]
+        self._run[name](grid[0] // threadgroup[0], (ctypes.c_void_p * len(addresses))(*addresses))
+        arrays = [mx.array(array) for array in made]
+        return [
+            array.view(mx.bfloat16) if dtype == mx.bfloat16 else array
+            for array, dtype in zip(arrays, output_dtypes, strict=True)
+        ]
+
+    def _build(self, symbol: str, text: str) -> Callable[..., None]:
+        primitives = source_text("primitives")
+        assert primitives in text and COMPILER is not None
+        text = text.replace(primitives, "").replace(launch.PREAMBLE, f'#include "{HEADER}"\n')
+        pattern = rf'extern "C" __global__ void {re.escape(launch.BOUNDS)} {symbol}\((.*?)\) \{{'
+        match = re.search(pattern, text, re.DOTALL)
+        assert match is not None
+        arguments = []
+        for index, parameter in enumerate(match[1].split(",")):
+            kind = parameter.rsplit(maxsplit=1)[0]
+            held = f"a[{index}]"
+            arguments.append(f"({kind}){held}" if "*" in kind else f"*({kind}*){held}")
+        text = f"{text[: match.start()]}static void kernel({match[1]}) {{{text[match.end() :]}"
+        text += (
+            'extern "C" void run(int blocks, void** a) {\n'
+            f"  launch(blocks, {launch.THREADS}, [&] {{ kernel({', '.join(arguments)}); }});\n}}\n"
+        )
+        source = self._folder / f"{symbol[:100]}-{len(self._run)}.cpp"
+        source.write_text(text, encoding="utf-8")
+        library = source.with_suffix(".so")
+        flags = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-fPIC", "-shared"]
+        subprocess.run([COMPILER, *flags, "-o", str(library), str(source)], check=True)
+        run: Callable[..., None] = ctypes.CDLL(str(library)).run
+        return run
+
+
+def _size(shape: Sequence[int], dtype: mx.Dtype) -> int:
+    return int(np.prod(shape)) * int(dtype.size)
+
+
+def _as_numpy(array: mx.array) -> Any:
+    array = mx.contiguous(array)
+    return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)

@@ -1,0 +1,222 @@
+"""The text of the CUDA kernels, run on a CPU: right up to rounding, and rows independent of their
+neighbours, of the width and of keys behind them, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from cuda_on_cpu import COMPILER, CudaOnCpu
+from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
+from tiny_drafter import raw_drafter, write_config
+
+from dflash_suite.core.cuda import sources
+from dflash_suite.core.cuda.attention import attend, prepare, prepare_keys
+from dflash_suite.core.cuda.kernels import CudaKernels
+from dflash_suite.core.cuda.ops import OpKernels
+from dflash_suite.drafters.config import read_drafter_config
+from dflash_suite.drafters.cuda import conv as conv_kernels
+from dflash_suite.drafters.cuda import kernels as draft
+from dflash_suite.drafters.cuda.conv import after_branch, before_branch
+from dflash_suite.drafters.layers import CandidateSelector, GroupedDynamicConv, block_mask, normed
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
+BF16 = mx.bfloat16
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
+    """One for the file, since kernels are compiled once; nothing of it is left behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        forget_kernels()
+        yield CudaOnCpu(tmp_path_factory.mktemp("kernels"), patch)
+        forget_kernels()
+
+
+def forget_kernels() -> None:
+    made = [one for name, one in vars(sources).items() if name.endswith("_kernel")]
+    for maker in (*made, draft._kernel, conv_kernels._before_kernel, conv_kernels._after_kernel):
+        maker.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def device(emulated: CudaOnCpu) -> Iterator[CudaOnCpu]:
+    mx.random.seed(0)
+    before = len(emulated.calls)
+    yield emulated
+    assert len(emulated.calls) > before, "no kernel ran"
+
+
+def normal(*shape: int) -> mx.array:
+    return mx.random.normal(shape).astype(BF16)
+
+
+def distance(found: mx.array, expected: mx.array) -> float:
+    a, b = found.astype(mx.float32), expected.astype(mx.float32)
+    error: Any = mx.linalg.norm((a - b).flatten()) / mx.linalg.norm(b.flatten())
+    return float(error.item())
+
+
+def linear(inputs: int, outputs: int, bits: int) -> Any:
+    layer: Any = nn.Linear(inputs, outputs, bias=False)
+    layer.weight = (mx.random.normal((outputs, inputs)) * inputs**-0.5).astype(BF16)
+    return layer if bits == 16 else nn.QuantizedLinear.from_linear(layer, 64, bits)
+
+
+def exactly(layer: Any, x: mx.array) -> mx.array:
+    """The product in float32, of the weights as the kernel has them."""
+    weight = layer.weight
+    if isinstance(layer, nn.QuantizedLinear):
+        weight = mx.dequantize(weight, layer.scales, layer.biases, 64, 4)
+    product: mx.array = x.astype(mx.float32) @ weight.astype(mx.float32).T
+    return product
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_projections_of_any_number_of_outputs(bits: int) -> None:
+    kernels = CudaKernels()
+    layers = [linear(128, outputs, bits) for outputs in (4, 24, 32)]
+    x, residual = normal(1, 9, 128), normal(1, 9, 24)
+    for rows in (1, 3, 9):
+        block = x[:, :rows]
+        made = kernels.several(layers, block, (0, 2, 0))
+        assert [array.shape for array in made] == [(1, rows, 4), (1, rows, 2, 12), (1, rows, 32)]
+        for layer, array in zip(layers, made, strict=True):
+            flat = array.reshape(1, rows, -1)
+            assert distance(flat, exactly(layer, block)) < (5e-3 if bits == 16 else 1e-2)
+            assert mx.array_equal(kernels.linear(layer, block), flat)
+            alone = kernels.linear(layer, x[:, rows - 1 : rows])
+            assert mx.array_equal(alone[:, 0], flat[:, -1])
+        added = kernels.linear(layers[1], block, residual[:, :rows])
+        assert distance(added, exactly(layers[1], block) + residual[:, :rows]) < 1e-2
+        gate, up = layers[1], linear(128, 24, bits)
+        gated = kernels.gated(gate, up, block)
+        assert distance(gated, nn.silu(exactly(gate, block)) * exactly(up, block)) < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [BF16, mx.float32])
+def test_the_recurrence_leaves_every_state_and_window(dtype: mx.Dtype) -> None:
+    arguments: Any = {
+        "hidden_size": 64,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "num_attention_heads": 2,
+    }
+    layer: Any = GatedDeltaNet(TextModelArgs(**arguments))
+    layer.eval()
+    layer.conv1d.weight = (mx.random.normal(layer.conv1d.weight.shape) * 0.5).astype(dtype)
+    layer.dt_bias = mx.random.normal(layer.dt_bias.shape).astype(dtype)
+    layer.A_log = mx.log(mx.random.uniform(0.1, 8.0, layer.A_log.shape))
+    rows, kernels = 19, CudaKernels()  # more than the kernel's chunk of 16
+    qkv = mx.random.normal((1, rows, layer.conv_dim)).astype(dtype)
+    window = mx.random.normal((1, 3, layer.conv_dim)).astype(dtype)
+    a, b = (mx.random.normal((1, rows, 4)).astype(dtype) for _ in range(2))
+    state = mx.random.normal((1, 4, 32, 32))
+    y, states, windows = kernels.gdn(layer, qkv, window, a, b, state, every=True)
+    expected = OpKernels().gdn(layer, qkv, window, a, b, state, every=True)
+    bound = 1e-5 if dtype == mx.float32 else 2e-2
+    for found, right in zip((y, states, windows), expected, strict=True):
+        assert found.shape == right.shape and distance(found, right) < bound
+    whole = kernels.gdn(layer, qkv, window, a, b, state)
+    assert mx.array_equal(whole[1], states[-1:]) and mx.array_equal(whole[2], windows[:, rows:])
+    for row in range(rows):
+        at = slice(row, row + 1)
+        one, state, window = kernels.gdn(layer, qkv[:, at], window, a[:, at], b[:, at], state)
+        assert mx.array_equal(one[:, 0], y[:, row]) and mx.array_equal(state[0], states[row])
+        assert mx.array_equal(window, windows[:, row + 1 : row + 4])
+    norm = SimpleNamespace(weight=mx.random.normal((32,)).astype(dtype), eps=1e-6)
+    z = mx.random.normal(y.shape).astype(dtype)
+    plain = mx.fast.rms_norm(y, norm.weight, 1e-6) * nn.silu(z.astype(mx.float32))
+    assert distance(kernels.gated_norm(norm, y, z), plain.reshape(1, rows, -1)) < bound
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 5), (4, 140), (8, 260)])
+def test_attention_reads_a_part_of_its_buffers(rows: int, count: int) -> None:
+    heads, kv_heads, dim, first = 4, 2, 64, 7
+    attention: Any = nn.Module()
+    attention.heads, attention.kv_heads = heads, kv_heads
+    for name in ("q_norm", "k_norm"):
+        norm: Any = nn.RMSNorm(dim, eps=1e-6)
+        norm.weight = normal(dim)
+        setattr(attention, name, norm)
+    rope = nn.RoPE(32, traditional=False, base=1e4)
+    packed, raw = normal(1, rows, heads, 2 * dim), normal(1, rows, kv_heads, dim)
+    at = mx.array([count - rows], dtype=mx.int32)
+    queries, keys, moved = prepare(attention, rope, (packed, raw, raw), at)
+    alone = prepare_keys(attention, rope, raw, raw, at)
+    assert mx.array_equal(alone[0], keys) and mx.array_equal(alone[1], moved)
+    assert mx.array_equal(moved, raw.transpose(0, 2, 1, 3))
+    turned = rope(attention.k_norm(raw).transpose(0, 2, 1, 3), offset=count - rows)
+    assert distance(keys, turned) < 1e-2
+    buffer = normal(2, 1, kv_heads, 300, dim)
+    held = [part[:, :, first : first + count] for part in buffer]
+    span, scale = mx.array([first, count - rows], dtype=mx.int32), dim**-0.5
+    out = attend(queries, buffer[0], buffer[1], span, scale, gate=packed)
+    plain = mx.fast.scaled_dot_product_attention(
+        *(array.astype(mx.float32) for array in (queries, *held)), scale=scale, mask="causal"
+    ).transpose(0, 2, 1, 3)
+    gate = mx.sigmoid(packed[..., dim:].astype(mx.float32))
+    assert distance(out, (plain * gate).reshape(1, rows, -1)) < 1e-2
+    # The block's keys in arrays of their own, and others where the buffer had them.
+    own = held[0][:, :, count - rows :], held[1][:, :, count - rows :]
+    inside = mx.arange(300)[:, None] < first + count - rows
+    context = mx.where(inside, buffer, normal(*buffer.shape))
+    apart = attend(queries, context[0], context[1], span, scale, gate=packed, block=own)
+    assert mx.array_equal(out, apart)
+    row = rows // 2  # by itself, with nothing behind it
+    shorter = mx.array([first, count - rows + row], dtype=mx.int32)
+    cut = [part[:, :, : first + count - rows + row + 1] for part in buffer]
+    one, its_gate = queries[:, :, row : row + 1], packed[:, row : row + 1]
+    single = attend(one, cut[0], cut[1], shorter, scale, gate=its_gate)
+    assert mx.array_equal(single[:, 0], out[:, row])
+    wide = attend(queries, context[0], context[1], span, scale, causal=False, window=100, block=own)
+    mask = block_mask(rows, count - rows, 100, causal=False)
+    plain = mx.fast.scaled_dot_product_attention(
+        *(array.astype(mx.float32) for array in (queries, *held)), scale=scale, mask=mask
+    ).transpose(0, 2, 1, 3)
+    assert distance(wide, plain.reshape(1, rows, -1)) < 1e-2
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_a_drafts_convolutions_are_the_separate_ones(bits: int, tmp_path: Path) -> None:
+    width = 256
+    changes: Any = {"hidden_size": width, "intermediate_size": 128}
+    config = read_drafter_config(write_config(tmp_path, raw_drafter("dflash2", **changes)))
+    conv: Any = GroupedDynamicConv(config)
+    assert conv.groups == 16, "a block has the deltas of 16 groups"
+    conv.base_kernel = normal(*conv.base_kernel.shape)
+    conv.kernel_projection = linear(width, conv.kernel_projection.weight.shape[0], bits)
+    down, kernels = linear(128, width, bits), CudaKernels()
+    x, wide, residual = normal(1, 7, width), normal(1, 7, 128), mx.random.normal((1, 7, width))
+    mixed, late = before_branch(kernels, conv, x)
+    early, later = mx.split(kernels.linear(conv.kernel_projection, x), 2, axis=-1)
+    assert mx.array_equal(late, later)
+    assert mx.array_equal(mixed, draft.convolve(conv, x, early, 0))
+    assert distance(mixed, conv.convolve(x, conv.deltas(x), 0)) < 2e-2
+    out, y = after_branch(kernels, down, conv, wide, late, residual), kernels.linear(down, wide)
+    assert mx.array_equal(out, draft.convolve(conv, y, later, 1, residual))
+    norm = SimpleNamespace(weight=normal(width), eps=1e-6)
+    assert distance(draft.row_norm(residual, norm), normed(norm, residual)) < 5e-3
+
+
+def test_the_walk_takes_the_selectors_path(tmp_path: Path) -> None:
+    config = read_drafter_config(write_config(tmp_path, raw_drafter("dflash2")))
+    selector: Any = CandidateSelector(config)
+    selector.predecessor_codebook = normal(*selector.predecessor_codebook.shape)
+    selector.successor_codebook = normal(*selector.successor_codebook.shape)
+    selector.top_k = draft.TOP
+    hidden, logits = normal(1, 6, config.hidden_size), normal(1, 6, config.vocab_size) * 4
+    logits = (logits.astype(mx.float32) + mx.arange(config.vocab_size) * 1e-4).astype(mx.float32)
+    anchor = mx.array([3])
+    projected = selector.hidden_projection.weight = normal(*selector.hidden_projection.weight.shape)
+    projected = hidden @ selector.hidden_projection.weight.T
+    path = draft.walk(selector, projected, logits, anchor)
+    assert path.tolist() == selector(hidden, logits, anchor).tolist()
+    assert len({*map(str, path)}) > 3, "a path of one id shows nothing"
