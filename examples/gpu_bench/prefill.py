@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+from cases import measure_contexts
 from mlx_lm.models.cache import make_prompt_cache
-from models import bind, make_model
-from results import known_ids, merge, ratios, summarize
-from setting import parse, prompt_ids
+from models import bind
+from results import Row, ratios, summarize
+from setting import Arguments, prompt_ids
 
 from dflash_suite.core.caches import cache_arrays
 
@@ -22,30 +23,25 @@ STEP, RUNS = 2048, 1
 
 def main() -> None:
     """One model, every context asked for."""
-    given = parse(__doc__ or "")
-    model: Any = None
-    for context in given.contexts:
-        case = f"{given.shape}-{given.precision}-{context}"
-        if f"g-{case}" in known_ids(given.file) and not given.force:
-            continue
-        model = model or make_model(given.shape, given.precision)
-        target = bind(model, given.shape)
-        ids = prompt_ids(context, target.config.vocab_size)
-        ours, stock = [], []
-        for turn in range(RUNS + 1):
-            cache, other = target.make_cache(), make_prompt_cache(model)
-            ours.append(seconds(partial(target.forward_with_taps, cache=cache), ids, cache))
-            stock.append(seconds(partial(model, cache=other), ids, other))
-            if turn == 0:
-                ours, stock = [], []
-        merge(
-            given.file,
-            [
-                summarize(f"g-{case}", ratios(stock, ours), 1.0),
-                summarize(f"x-prefill-tokens-sec-{case}", [context / s for s in ours]),
-                summarize(f"x-mlx-lm-prefill-tokens-sec-{case}", [context / s for s in stock]),
-            ],
-        )
+    measure_contexts(__doc__, "x-prefill-tokens-sec", measure)
+
+
+def measure(given: Arguments, model: Any, context: int, case: str) -> list[Row]:
+    """A prompt of `context` tokens through both, after one that is thrown away."""
+    target = bind(model, given.shape)
+    ids = prompt_ids(context, target.config.vocab_size)
+    ours, stock = [], []
+    for turn in range(RUNS + 1):
+        cache, other = target.make_cache(), make_prompt_cache(model)
+        ours.append(seconds(partial(target.forward_with_taps, cache=cache), ids, cache))
+        stock.append(seconds(partial(model, cache=other), ids, other))
+        if turn == 0:
+            ours, stock = [], []
+    return [
+        summarize(f"g-{case}", ratios(stock, ours), 1.0),
+        summarize(f"x-prefill-tokens-sec-{case}", [context / s for s in ours]),
+        summarize(f"x-mlx-lm-prefill-tokens-sec-{case}", [context / s for s in stock]),
+    ]
 
 
 def seconds(feed: Any, ids: mx.array, cache: Any) -> float:
