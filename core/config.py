@@ -95,8 +95,8 @@ class Fields:
             raise ConfigError(f"{self.path}: '{label}' is {value}, expected at least {minimum}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+    def number(self, key: str, default: float | None = None, minimum: float | None = None) -> float:
+        """A finite number, at least `minimum` where one is given."""
         found = self.raw(key) if default is not None else self.require(key)
         if found is None:
             assert default is not None
@@ -106,6 +106,8 @@ class Fields:
             raise self.wrong_type(label, value, "a number")
         if value != value or value in (float("inf"), float("-inf")):
             raise self.wrong_type(label, value, "a finite number")
+        if minimum is not None and value < minimum:
+            raise self.wrong_type(label, value, f"a number of at least {minimum:g}")
         return float(value)
 
     def boolean(self, key: str) -> bool | None:

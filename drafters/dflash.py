@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from ..core.choose import Draws
 from ..core.drafter import TargetRows
+from ..core.errors import CacheError
 from ..core.options import Block, GenerateOptions, StoredBlock, resolve_block
 from ..core.sampling import Proposal
 from .config import DrafterConfig
@@ -112,8 +113,16 @@ class DFlashDrafter:
         ]
 
     def observe(self, rows: TargetRows) -> None:
-        """Project the taps of committed rows into every layer's context (R7, R12)."""
-        assert rows.taps is not None and rows.position == self._position
+        """Project the taps of committed rows into every layer's context (R7, R12).
+
+        Raises CacheError for rows without taps, or that do not follow the last ones (R11).
+        """
+        if rows.taps is None or rows.position != self._position:
+            found = "no taps" if rows.taps is None else f"rows from {rows.position}"
+            raise CacheError(
+                f"{self.name} context diverged: it stands at {self._position}, got {found}; reset "
+                "it to the rows' position"
+            )
         if self._fused is not None and rows.taps.shape[1] <= self._fused.max_rows:
             self._fused.observe(rows.taps, self._position, self._buffers)
             self._position += rows.taps.shape[1]

@@ -102,6 +102,7 @@ def test_counts_are_whole_and_not_negative(tmp_path: Path, key: str, value: obje
         ("input_embedding_scale", "2"),
         ("output_multiplier", [1.0]),
         ("final_logit_softcapping", float("inf")),
+        ("final_logit_softcapping", -30.0),
         ("rope_parameters", [1]),
         ("rope_scaling", "yarn"),
     ],

@@ -20,6 +20,7 @@ from tiny_drafter import (
 
 from dflash_suite.core.decode import Generation
 from dflash_suite.core.drafter import TargetRows
+from dflash_suite.core.errors import CacheError
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.drafters.context import GROWTH_ROWS, ContextBuffer
 from dflash_suite.drafters.dflash import DFlashDrafter
@@ -180,8 +181,8 @@ def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
     taps = tap_rows(1)
     ids, hidden = mx.zeros((1,), dtype=mx.int32), mx.zeros((1, 1, taps.shape[2] // len(TAPS)))
     for position in (2, 4):
-        with pytest.raises(AssertionError):
+        with pytest.raises(CacheError, match=f"diverged: it stands at 3, got rows from {position}"):
             drafter.observe(TargetRows(position, ids, taps, hidden))
-    with pytest.raises(AssertionError):
+    with pytest.raises(CacheError, match="it stands at 3, got no taps"):
         drafter.observe(TargetRows(3, ids, None, hidden))
     assert drafter.position == 3 and drafter.context_lengths == [3, 3]
