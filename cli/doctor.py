@@ -73,7 +73,6 @@ def doctor(
     if probe:
         parse_kernels(kernels)
     progress = Progress(enabled=not as_json)
-    found: ProbeReport | None = None
     with progress:
         from ..doctor.diagnose import diagnose
         from ..doctor.machine import read_machine
@@ -82,17 +81,19 @@ def doctor(
         model = TARGET if probe and model is None else model
         progress.say("reading data" if verify else "reading headers")
         diagnosis = diagnose(model, drafter, read_machine(), verify)
-        healthy = diagnosis.is_healthy(strict)
-        if probe and model is not None and healthy:
+    healthy = diagnosis.is_healthy(strict)
+    if not as_json:  # before a probe, which takes its time
+        print_diagnosis(diagnosis)
+    found: ProbeReport | None = None
+    if probe and model is not None and healthy:
+        with progress:
             found = _probe(model, drafter, drafter_bits, dtype, kernels, contexts, progress)
     if as_json:
         print(json.dumps(diagnosis.to_dict(found), ensure_ascii=False))
-    else:
-        print_diagnosis(diagnosis)
-        if found is not None:
-            from .probe_render import print_probe
+    elif found is not None:
+        from .probe_render import print_probe
 
-            print_probe(found)
+        print_probe(found)
     if probe and found is None:
         print_note("not probed: the findings above come first")
     if not healthy:
@@ -111,12 +112,15 @@ def _probe(
     """Load the pair as generate would, and measure."""
     from dataclasses import replace
 
+    from ..core.config import read_target_config
     from ..doctor.probe import default_options, probe_pair
+    from ..doctor.probe_options import require_positions
     from ..drafters.bundled import ROOT
-    from ..drafters.pair import load_pair
+    from ..drafters.pair import load_pair, locate
 
     options = default_options()
     if contexts is not None:
+        require_positions(max(contexts), read_target_config(locate(model)))
         options = replace(options, contexts=contexts)
     pair = load_pair(
         model,

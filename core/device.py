@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,6 +17,14 @@ def on_cpu() -> bool:
 def on_cuda() -> bool:
     """True where MLX computes on an NVIDIA GPU."""
     return bool(mx.default_device() == mx.gpu and mx.cuda.is_available())
+
+
+def memory_bytes() -> int:
+    """What the device may use, as it says itself; else all of the machine's memory."""
+    info: dict[str, Any] = mx.device_info()
+    keys = ("max_recommended_working_set_size", "memory_size", "total_memory")
+    stated = next((int(info[key]) for key in keys if info.get(key)), 0)
+    return stated or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def start_eval(arrays: Sequence[mx.array]) -> None:

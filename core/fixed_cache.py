@@ -13,9 +13,12 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from .caches import window_of
+from .device import memory_bytes
 from .errors import CacheError, UnsupportedCache
 
 CAPACITY_STEP = 256
+MOST_ROWS = 1 << 24
+"""Of a request; a bound that a mask can still count."""
 
 
 class FixedKVCache(KVCache):
@@ -28,9 +31,11 @@ class FixedKVCache(KVCache):
     keys: mx.array | None
     values: mx.array | None
 
-    def __init__(self, capacity: int, window: int | None = None) -> None:
+    def __init__(self, capacity: int, window: int | None = None, layers: int = 1) -> None:
+        """layers: how many such buffers the target has, for what they need together."""
         stock: Any = super()
         stock.__init__()
+        self._layers = layers
         self.capacity = capacity
         self.window = window
 
@@ -46,12 +51,23 @@ class FixedKVCache(KVCache):
                 "make it with make_cache(rows) for the prompt, the tokens and a block"
             )
         if self.keys is None or self.values is None:
+            self._require_memory(keys, values)
             self.keys, self.values = self._empty(keys), self._empty(values)
         placed = slice(self.offset, self.offset + rows)
         self.keys[..., placed, :] = keys
         self.values[..., placed, :] = values
         self.offset += rows
         return self.keys, self.values
+
+    def _require_memory(self, keys: mx.array, values: mx.array) -> None:
+        row_bytes = sum(array.nbytes // array.shape[2] for array in (keys, values))
+        needed, there = row_bytes * self.capacity * self._layers, memory_bytes()
+        if needed > there:
+            raise CacheError(
+                f"keys and values of {self.capacity:,} tokens at a fixed size need "
+                f"{needed / 1e9:.1f} GB, and this device has {there / 1e9:.1f} GB: ask for fewer "
+                "tokens, or run with --no-exact"
+            )
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -71,17 +87,24 @@ class FixedKVCache(KVCache):
 def fixed_caches(fresh: Sequence[Any], rows: int) -> list[Any]:
     """The caches of `fresh`, its KV caches with room for `rows` tokens; recurrent ones as they are.
 
-    Raises UnsupportedCache for a sliding cache that keeps its first rows for ever.
+    Raises UnsupportedCache for a sliding cache that keeps its first rows for ever, CacheError for
+    more rows than any device has memory for.
     """
+    if rows > MOST_ROWS:
+        raise CacheError(
+            f"{rows:,} tokens are too many for a cache of a fixed size, which takes "
+            f"{MOST_ROWS:,}: ask for fewer tokens, or run with --no-exact"
+        )
     capacity = -(-rows // CAPACITY_STEP) * CAPACITY_STEP
-    return [_fixed(layer, capacity) for layer in fresh]
+    layers = sum(hasattr(layer, "update_and_fetch") for layer in fresh)
+    return [_fixed(layer, capacity, layers) for layer in fresh]
 
 
-def _fixed(layer: Any, capacity: int) -> Any:
+def _fixed(layer: Any, capacity: int, layers: int) -> Any:
     if not hasattr(layer, "update_and_fetch"):
         return layer
     if getattr(layer, "keep", 0):
         raise UnsupportedCache(
             f"a {type(layer).__name__} that keeps its first {layer.keep} rows has no fixed form"
         )
-    return FixedKVCache(capacity, window_of(layer))
+    return FixedKVCache(capacity, window_of(layer), layers)

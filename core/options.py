@@ -147,6 +147,9 @@ class StoredBlock:
     date: str
 
 
+EXACT_SOURCE = "the widest that is exact here"
+
+
 @dataclass(frozen=True)
 class Block:
     """Rows of a verify pass: asked for, trained, and used (1 where there is no drafter).
@@ -168,7 +171,9 @@ class Block:
     def describe(self) -> str:
         """For the footer; empty where nothing is drafted."""
         if self.trained is None:
-            return f", up to {self.draft_tokens} drafts a round" if self.draft_tokens else ""
+            limited = f" ({self.source})" if self.source == EXACT_SOURCE else ""
+            drafts = f", up to {self.draft_tokens} drafts a round{limited}"
+            return drafts if self.draft_tokens else ""
         return f", block {self.effective} of {self.trained} trained ({self.source})"
 
     def to_dict(self) -> dict[str, int | str | None]:
@@ -216,4 +221,4 @@ def limit_block(block: Block, widest: int | None) -> Block:
             f"block_size {block.requested} is above the exact width of this target on this device, "
             f"{widest} rows: give 2..{widest}, or run with --no-exact"
         )
-    return replace(block, effective=widest, source="the widest that is exact here")
+    return replace(block, effective=widest, source=EXACT_SOURCE)

@@ -134,6 +134,9 @@ def identify(directory: Path) -> str:
 def load_probe(key: ProbeKey, note: Note = lambda message: None) -> StoredProbe | None:
     """The stored probe of `key`; None where there is none that holds, with a note where a file is
     there and is damaged, of another kind, or outdated."""
+    if key.file.exists() and not key.file.is_file():
+        note(f"stored probe {key.file} ignored: it is no file")
+        return None
     try:
         text = key.file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -186,7 +189,7 @@ def _parse(document: Any) -> tuple[dict[str, str], StoredProbe]:
     if not isinstance(given, str) or not isinstance(details, dict):
         raise ValueError("'date' or 'details' is missing or of the wrong type")
     date.fromisoformat(given)
-    width, block = _rows(document, "exact_width", 1), _rows(document, "block", 2)
+    width, block = _rows(document, "exact_width", 2), _rows(document, "block", 2)
     pads, fixes_keys = (_switch(document, f"exact_{name}") for name in ("pads", "fixes_keys"))
     return key, StoredProbe(given, width, pads, fixes_keys, block, details)
 

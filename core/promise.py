@@ -87,7 +87,7 @@ def keep_exact(
     if wanted:
         plan = known or _measured_plan(target, stored, note)
         return ExactTarget(target, plan), Promise(plan, asked=True)
-    if known is not None and not known.has_fixed_keys:
+    if known is not None and not known.has_fixed_keys and known.width >= rows:
         return target, Promise(known)
     return target, _short_check(target, rows)
 

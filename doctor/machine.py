@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 from dataclasses import dataclass
@@ -41,14 +40,14 @@ class Machine:
 def read_machine() -> Machine:
     """Look at this machine, and at the disk of the user's cache directory."""
     disk_path = slab_directory()
-    device, backend, memory_bytes = _device()
+    device, backend, memory = _device()
     return Machine(
         versions={name: _version(name) for name in LOWEST},
         device=device,
         backend=backend,
         has_idle_gpu=backend == "cpu" and Path("/dev/nvidia0").exists(),
         reference_blas=_reference_blas() if backend == "cpu" else None,
-        memory_bytes=memory_bytes,
+        memory_bytes=memory,
         disk_free_bytes=free_bytes(disk_path),
         disk_path=disk_path,
         script_owners=script_owners(),
@@ -73,14 +72,13 @@ def _device() -> tuple[str, str, int]:
     """(name, backend, memory in bytes) of MLX's default device."""
     import mlx.core as mx
 
+    from ..core.device import memory_bytes
+
     info = mx.device_info()
     name = str(info.get("device_name") or info.get("architecture") or "unknown")
     on_cpu = mx.default_device() == mx.cpu
     backend = "cpu" if on_cpu else "metal" if mx.metal.is_available() else "cuda"
-    keys = ("max_recommended_working_set_size", "memory_size", "total_memory")
-    stated = next((int(info[key]) for key in keys if info.get(key)), 0)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{name} ({platform.system()} {platform.machine()})", backend, stated or physical
+    return f"{name} ({platform.system()} {platform.machine()})", backend, memory_bytes()
 
 
 def _reference_blas() -> str | None:

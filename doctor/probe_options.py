@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.config import TargetConfig
 from ..core.errors import OptionError
 
 
@@ -36,3 +37,16 @@ def parse_contexts(text: str) -> tuple[int, ...]:
     if not contexts or min(contexts) < 1:
         raise OptionError(f"--probe-contexts is {text!r}, expected numbers of tokens like 64,2000")
     return tuple(sorted(contexts))
+
+
+def require_positions(context: int, config: TargetConfig) -> None:
+    """OptionError for a context that is longer than the target's own positions."""
+    text = config.raw.get("text_config")
+    places = (config.raw, text if isinstance(text, dict) else {})
+    stated = [place.get("max_position_embeddings") for place in places]
+    most = max((value for value in stated if isinstance(value, int)), default=None)
+    if most is not None and context > most:
+        raise OptionError(
+            f"--probe-contexts asks for {context:,} tokens, and {config.file} states "
+            f"max_position_embeddings {most:,}: give less"
+        )

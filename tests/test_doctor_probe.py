@@ -272,6 +272,12 @@ def test_contexts_that_are_none(text: str, tmp_path: Path) -> None:
     assert done.exit_code == 2 and "--probe-contexts is" in done.stderr
 
 
+def test_a_context_beyond_the_models_positions_is_refused() -> None:
+    done = run("doctor", "--probe", "--probe-contexts", "64,99999999")
+    assert done.exit_code == 2 and "max_position_embeddings 1,024" in done.stderr
+    assert "target" in done.stdout, "what was found before stands"
+
+
 def test_contexts_come_in_order() -> None:
     assert parse_contexts("2000, 64,64") == (64, 2000)
     done = run("doctor", "--probe-contexts", "64")

@@ -12,7 +12,8 @@ from snapshots import bits, whole
 from tiny import make_target, prompt
 from tiny_drafter import largest
 
-from dflash_suite.core.caches import GdnCache, SlidingCache, can_drop, held_rows, window_of
+from dflash_suite.core import fixed_cache
+from dflash_suite.core.caches import GdnCache, KVCache, SlidingCache, can_drop, held_rows, window_of
 from dflash_suite.core.errors import CacheError, UnsupportedCache
 from dflash_suite.core.fixed_cache import CAPACITY_STEP, FixedKVCache, fixed_caches
 
@@ -29,6 +30,22 @@ def test_it_hands_out_the_whole_buffer() -> None:
         assert bits(keys[:, :, start : start + count]) == bits(rows(count, start))
         assert bits(values[:, :, start : start + count]) == bits(rows(count, start + 9))
         assert cache.offset == start + count
+
+
+def test_more_than_the_device_has_is_refused_before_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """256 rows x 2 heads x 4 x 4 bytes, keys and values, of two layers: 32,768 bytes."""
+    fresh: Any = KVCache
+    caches = fixed_caches([fresh(), fresh()], 200)
+    monkeypatch.setattr(fixed_cache, "memory_bytes", lambda: 32_767)
+    with pytest.raises(CacheError, match="of 256 tokens at a fixed size need .* --no-exact"):
+        caches[0].update_and_fetch(rows(3), rows(3))
+    assert caches[0].keys is None and caches[0].offset == 0
+    monkeypatch.setattr(fixed_cache, "memory_bytes", lambda: 32_768)
+    assert caches[0].update_and_fetch(rows(3), rows(3))[0].shape == (1, 2, 256, 4)
+    with pytest.raises(CacheError, match="100,000,000,000,000 tokens are too many"):
+        fixed_caches([fresh()], 10**14)
 
 
 def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:

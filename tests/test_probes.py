@@ -108,7 +108,7 @@ BAD = {
 }
 CHANGED: dict[str, Any] = {
     "block": [0, 1, 65, 2.5, "5", True, []],
-    "exact_width": [0, -1, 65, 8.0, "8", False],
+    "exact_width": [0, 1, -1, 65, 8.0, "8", False],
     "exact_pads": [None, 1, "true"],
     "exact_fixes_keys": [None, 0],
     "date": [None, 20261129, "yesterday", ""],
@@ -143,7 +143,11 @@ def test_bytes_and_directories_in_its_place(tmp_path: Path) -> None:
     file.unlink()
     file.mkdir()
     found, notes = looked_up(key)
-    assert found is None and "cannot be read" in notes[0]
+    assert found is None and "it is no file" in notes[0]
+    file.rmdir()
+    os.mkfifo(file)  # reading it would wait for ever
+    found, notes = looked_up(key)
+    assert found is None and "it is no file" in notes[0]
 
 
 def test_a_failed_write_leaves_the_older_probe(

@@ -184,6 +184,9 @@ def test_a_stored_plan_is_used_where_it_is_asked_for(
     kept, promise = keep_exact(on_disk, None, 7)
     assert kept is on_disk and promise.describe(7).startswith("exact: verified")
     assert promise.describe(9) == "not verified on this device"
+    store(on_disk, replace(PADDED, exact_width=4, exact_pads=False))
+    _, promise = keep_exact(on_disk, None, 7)
+    assert promise.describe(7).startswith("identical here (blocks of up to 7 rows"), "too narrow"
     monkeypatch.setattr("dflash_suite.core.promise.on_cpu", lambda: False)
     assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), "plain steps are queued there"
     assert keep_exact(on_disk, False, 7) == (on_disk, Promise())
