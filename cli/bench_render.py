@@ -69,6 +69,7 @@ def format_head(context: Mapping[str, Any], report: BenchReport) -> list[str]:
         + ", ".join(f"{name} {found}" for name, found in versions.items() if found)
         + f", commit {_short(context['commit'])}",
         f"target: {settings['target']}, computing in {settings['compute_dtype']}",
+        *format_plan(settings.get("exact")),
         f"prompts: {len(report.prompts)} ("
         + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         + f"), at most {settings['max_tokens']} tokens, {settings['repeats']} repeats, batch 1, "
@@ -76,6 +77,16 @@ def format_head(context: Mapping[str, Any], report: BenchReport) -> list[str]:
         *format_arms(report),
         "",
     ]
+
+
+def format_plan(plan: Mapping[str, Any] | None) -> list[str]:
+    """The plan of --exact, where there is one."""
+    if plan is None:
+        return []
+    width = plan["width"]
+    how = f"every pass at {width} rows" if plan["pads"] else f"blocks of up to {width} rows"
+    keys = ", keys at a fixed number" if plan["fixes_keys"] else ""
+    return [f"exact: {how}{keys}, {'measured now' if plan['checked'] == 'run' else plan['date']}"]
 
 
 def format_arms(report: BenchReport) -> list[str]:

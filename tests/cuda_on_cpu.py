@@ -9,6 +9,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from dflash_suite.core.cuda import launch
 from dflash_suite.core.cuda.sources import source_text
 
 HEADER = Path(__file__).resolve().parent / "cuda_on_cpu.h"
-COMPILER = shutil.which("g++")
+COMPILER = shutil.which("g++") if sys.platform == "linux" else None
+"""Elsewhere g++ is another compiler, and coroutines have other names."""
 NUMPY: dict[mx.Dtype, Any] = {mx.bfloat16: np.uint16, mx.float32: np.float32, mx.int32: np.int32}
 
 

@@ -144,4 +144,6 @@ def test_bench_says_what_it_compared_and_by_which_plan() -> None:
     statements = [arm["identity"]["statement"] for arm in document["arms"]]
     assert statements == ["identical here"] * 2
     table = run(*args, command="bench").stdout.replace("\n", " ")
-    assert "A, B identical here." in table
+    assert "A, B identical here." in table and "exact:" not in table
+    table = run(*args, "--exact", command="bench").stdout
+    assert "exact: blocks of up to 16 rows, " in table
