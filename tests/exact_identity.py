@@ -183,7 +183,7 @@ def judge(answers: Answers, prompts: int, modes: Sequence[Mode]) -> list[str]:
 
 
 def merge(files: Sequence[Path]) -> list[str]:
-    """The problems of answers in several files of one run, by as many prompts as they name."""
+    """The problems of answers in several files of one run; a prompt that none holds is missing."""
     heads: list[Any] = []
     answers: Answers = {}
     for file in files:
@@ -195,8 +195,8 @@ def merge(files: Sequence[Path]) -> list[str]:
     print(json.dumps(heads[0]))
     names = dict.fromkeys(mode for _, mode in answers)
     modes = [Mode(name, None, None, exact=not name.endswith(AS_IT_IS)) for name in names]
-    prompts = len({prompt for prompt, _ in answers})
-    print(f"{prompts} prompts")
+    prompts: int = heads[0]["prompts"]
+    print(f"{len({prompt for prompt, _ in answers})} of {prompts} prompts")
     return judge(answers, prompts, modes)
 
 
@@ -237,12 +237,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     modes, tokenizer, target, plan = load_modes(args)
     cases = bundled_cases(args.prompts)
     cases += stdlib_cases(tokenizer, args.stdlib, args.seed)
-    cases = cases[args.part[0] - 1 :: args.part[1]]
+    total, cases = len(cases), cases[args.part[0] - 1 :: args.part[1]]
     head = {
         "plan": {**plan.to_dict(), "date": ""},
         "dtype": str(target.compute_dtype),
         "model": args.model or "bundled",
         "kernels": args.kernels,
+        "prompts": total,
         "max_tokens": args.max_tokens,
         "seed": args.seed,
         "device": describe_device()["name"],

@@ -46,7 +46,9 @@ def test_parts_share_the_prompts_and_are_merged(
     capsys.readouterr()
     assert exact_identity.main(["--merge", *map(str, files)]) == 0
     printed = capsys.readouterr().out
-    assert "2 prompts" in printed and printed.endswith("identical\n")
+    assert "2 of 2 prompts" in printed and printed.endswith("identical\n")
+    assert exact_identity.main(["--merge", str(files[0])]) == 1, "half of the prompts are missing"
+    assert "none: 1 answers are missing" in capsys.readouterr().out
     lines = files[1].read_text(encoding="utf-8").splitlines()
     other = json.loads(lines[2]) | {"sha256": "0" * 64}
     files[1].write_text("\n".join([*lines[:2], json.dumps(other), *lines[3:-1]]), encoding="utf-8")

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -70,7 +71,8 @@ def compiled(name: str, source: str, folder: Path | None = None) -> bytes:
     """The cubin of `source`, whose one kernel is `name`: from `folder`, else compiled and kept.
 
     folder: by default `cuda` in the suite's cache directory. A file there begins with the digest
-    of the rest, so that a broken one is compiled anew; one that cannot be written is done without.
+    of the rest, so that a broken one is compiled anew; one that cannot be written is a
+    RuntimeWarning.
     Raises OptionError with the compiler's log where the text does not compile.
     """
     target = architecture()
@@ -143,11 +145,23 @@ def _write(file: Path, cubin: bytes) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-    except OSError:
+    except OSError as exc:
+        _warn(file, exc)
         return
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(hashlib.sha256(cubin).digest() + cubin)
         os.replace(temporary, file)
-    except OSError:
+    except OSError as exc:
         Path(temporary).unlink(missing_ok=True)
+        _warn(file, exc)
+
+
+def _warn(file: Path, exc: OSError) -> None:
+    """Once a folder: without it a start that compiles every time looks like a slow one."""
+    warnings.warn(
+        f"compiled CUDA kernels cannot be kept in {file.parent} ({exc.strerror or exc}): every "
+        "process compiles them anew",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from results import FILE
 
+from dflash_suite.core.bookmark import take_bookmark
 from dflash_suite.core.caches import cache_arrays
 from dflash_suite.core.choose import greedy
 from dflash_suite.core.target import Target, TargetPass
@@ -82,19 +83,7 @@ def stock_copy(model: Any, cache: Sequence[Any]) -> list[Any]:
 
 def bookmark(cache: Sequence[Any]) -> Undo:
     """A function that puts the cache back to where it stands now."""
-    held = [(e[0], e[1]) if isinstance(e, ArraysCache) else None for e in cache]
-    offsets = [getattr(e, "offset", None) for e in cache]
-
-    def undo() -> None:
-        for entry, arrays, offset in zip(cache, held, offsets, strict=True):
-            if arrays is None:
-                entry.trim(entry.offset - offset)
-                continue
-            entry[0], entry[1] = arrays
-            if offset is not None:
-                entry.offset = offset
-
-    return undo
+    return take_bookmark(cache).put_back
 
 
 def verify_call(
