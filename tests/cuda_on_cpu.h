@@ -37,6 +37,7 @@ inline float __int_as_float(int bits) {
   memcpy(&value, &bits, 4);
   return value;
 }
+inline float __uint_as_float(unsigned bits) { return __int_as_float(int(bits)); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 // Rounds to nearest, ties to even.
@@ -142,8 +143,15 @@ inline T exchange(T value, int mask) {
 inline int warp_xor(int value, int mask) { return exchange(value, mask); }
 inline float warp_xor(float value, int mask) { return exchange(value, mask); }
 
+inline float low_number(unsigned pair) { return __int_as_float(pair << 16); }
+inline float high_number(unsigned pair) { return __int_as_float(pair & 0xFFFF0000u); }
+inline unsigned pair_of(float a, float b) { return bf16(a).bits | (uint32_t(bf16(b).bits) << 16); }
+inline unsigned multiply_pairs(unsigned a, unsigned b) {
+  return pair_of(low_number(a) * low_number(b), high_number(a) * high_number(b));
+}
+inline float silu(float x) { return x / (1.0f + expf(-x)); }
 inline float half_of(unsigned pair, int high) {
-  return __int_as_float(high ? pair & 0xFFFF0000u : pair << 16);
+  return high ? high_number(pair) : low_number(pair);
 }
 
 // mma.m16n8k16 by its register layout: lane = 4 * group + pair.

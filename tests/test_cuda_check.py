@@ -25,10 +25,10 @@ class Planted(OpKernels):
     def __init__(self, swapped: bool) -> None:
         self._swapped = swapped
 
-    def gated(self, gate: Any, up: Any, x: mx.array) -> mx.array:
+    def gated(self, gate: Any, up: Any, x: mx.array, norm: Any = None) -> mx.array:
         if self._swapped:
-            return super().gated(up, gate, x)
-        return super().gated(gate, up, x) * (1 + 1e-5)
+            return super().gated(up, gate, x, norm)
+        return super().gated(gate, up, x, norm) * (1 + 1e-5)
 
 
 def fused(plain: Target, kernels: OpKernels) -> Target:
@@ -61,10 +61,10 @@ def test_only_a_plain_hybrid_on_cuda_is_fused() -> None:
 
 
 KERNELS = [
-    lambda: sources.linear_kernel.__wrapped__(False, False),
-    lambda: sources.linear_kernel.__wrapped__(True, True),
-    lambda: sources.several_kernel.__wrapped__(True, 4),
-    lambda: sources.gated_kernel.__wrapped__(True),
+    lambda: sources.linear_kernel.__wrapped__(False, False, ""),
+    lambda: sources.linear_kernel.__wrapped__(True, True, "_gate_normed"),
+    lambda: sources.several_kernel.__wrapped__(True, 4, "_normed"),
+    lambda: sources.gated_kernel.__wrapped__(True, "_normed"),
     lambda: sources.gdn_kernel.__wrapped__(),
     lambda: sources.norm_kernel.__wrapped__(),
     lambda: sources.prepare_kernel.__wrapped__(),
@@ -79,7 +79,7 @@ KERNELS = [
 def test_kernel_text_is_whole_and_uses_its_inputs(build: Any) -> None:
     kernel: Kernel = build()
     text = kernel.body + kernel.header
-    assert not re.search(r"\b(TILE|FILL|PICKS|PICK|RESIDUAL|GATE|[KV]_BLOCK)\b", kernel.body)
+    assert not re.search(r"\b(TILE|FILL|ROWS|PICKS|PICK|RESIDUAL|GATE|[KV]_BLOCK)\b", kernel.body)
     assert not re.search(r"_I\b", kernel.body)
     for name in (*kernel.inputs, *kernel.outputs):
         assert re.search(rf"\b{name}\b", kernel.body), f"{name} is given and not used"

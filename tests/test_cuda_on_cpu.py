@@ -68,6 +68,12 @@ def linear(inputs: int, outputs: int, bits: int) -> Any:
     return layer if bits == 16 else nn.QuantizedLinear.from_linear(layer, 64, bits)
 
 
+def rms_norm(width: int) -> Any:
+    norm: Any = nn.RMSNorm(width, eps=1e-6)
+    norm.weight = normal(width)
+    return norm
+
+
 def exactly(layer: Any, x: mx.array) -> mx.array:
     """The product in float32, of the weights as the kernel has them."""
     weight = layer.weight
@@ -97,6 +103,49 @@ def test_projections_of_any_number_of_outputs(bits: int) -> None:
         gate, up = layers[1], linear(128, 24, bits)
         gated = kernels.gated(gate, up, block)
         assert distance(gated, nn.silu(exactly(gate, block)) * exactly(up, block)) < 2e-2
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize("dtype", [BF16, mx.float32])
+def test_a_norm_on_the_way_is_the_norm_before(bits: int, dtype: mx.Dtype) -> None:
+    kernels, norm = CudaKernels(), rms_norm(512)
+    layers = [linear(512, outputs, bits) for outputs in (24, 32)]
+    x, residual = mx.random.normal((1, 11, 512)).astype(dtype) * 3, normal(1, 11, 24)
+    for rows in (1, 11):
+        block = x[:, :rows]
+        before = norm(block).astype(BF16)
+        pairs = [
+            *zip(
+                kernels.several(layers, block, norm=norm),
+                kernels.several(layers, before),
+                strict=True,
+            ),
+            (
+                kernels.linear(layers[0], block, residual[:, :rows], norm),
+                kernels.linear(layers[0], before, residual[:, :rows]),
+            ),
+            (
+                kernels.gated(layers[0], layers[0], block, norm),
+                kernels.gated(layers[0], layers[0], before),
+            ),
+        ]
+        for found, expected in pairs:
+            assert distance(found, expected) < 5e-3
+        last = kernels.several(layers, x[:, rows - 1 : rows], norm=norm)
+        assert all(mx.array_equal(a[:, 0], b[0][:, -1]) for a, b in zip(last, pairs, strict=False))
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(3, 32), (2, 128), (1, 256)])
+def test_a_gated_norm_on_the_way_is_the_one_before(heads: int, dim: int) -> None:
+    kernels, module, norm = CudaKernels(), linear(heads * dim, 24, 16), rms_norm(dim)
+    y, z, residual = normal(1, 9, heads, dim), normal(1, 9, heads, dim) * 3, normal(1, 9, 24)
+    found = kernels.linear_gate_normed(module, y, norm, z, residual)
+    before = kernels.gated_norm(norm, y, z)
+    assert distance(found - residual, kernels.linear(module, before)) < 2e-2
+    for row in (0, 8):
+        at = slice(row, row + 1)
+        alone = kernels.linear_gate_normed(module, y[:, at], norm, z[:, at], residual[:, at])
+        assert mx.array_equal(alone[:, 0], found[:, row])
 
 
 @pytest.mark.parametrize("dtype", [BF16, mx.float32])
@@ -143,9 +192,7 @@ def test_attention_reads_a_part_of_its_buffers(rows: int, count: int) -> None:
     attention: Any = nn.Module()
     attention.heads, attention.kv_heads = heads, kv_heads
     for name in ("q_norm", "k_norm"):
-        norm: Any = nn.RMSNorm(dim, eps=1e-6)
-        norm.weight = normal(dim)
-        setattr(attention, name, norm)
+        setattr(attention, name, rms_norm(dim))
     rope = nn.RoPE(32, traditional=False, base=1e4)
     packed, raw = normal(1, rows, heads, 2 * dim), normal(1, rows, kv_heads, dim)
     at = mx.array([count - rows], dtype=mx.int32)
@@ -194,16 +241,16 @@ def test_a_drafts_convolutions_are_the_separate_ones(bits: int, tmp_path: Path) 
     conv.base_kernel = normal(*conv.base_kernel.shape)
     conv.kernel_projection = linear(width, conv.kernel_projection.weight.shape[0], bits)
     down, kernels = linear(128, width, bits), CudaKernels()
-    x, wide, residual = normal(1, 7, width), normal(1, 7, 128), mx.random.normal((1, 7, width))
-    mixed, late = before_branch(kernels, conv, x)
+    wide, residual, norm = normal(1, 7, 128), mx.random.normal((1, 7, width)), rms_norm(width)
+    mixed, late = before_branch(kernels, conv, residual, norm)
+    x = draft.row_norm(residual, norm)
+    assert distance(x, normed(norm, residual)) < 5e-3
     early, later = mx.split(kernels.linear(conv.kernel_projection, x), 2, axis=-1)
-    assert mx.array_equal(late, later)
-    assert mx.array_equal(mixed, draft.convolve(conv, x, early, 0))
+    assert distance(late, later) < 5e-3
+    assert distance(mixed, draft.convolve(conv, x, early, 0)) < 5e-3
     assert distance(mixed, conv.convolve(x, conv.deltas(x), 0)) < 2e-2
     out, y = after_branch(kernels, down, conv, wide, late, residual), kernels.linear(down, wide)
-    assert mx.array_equal(out, draft.convolve(conv, y, later, 1, residual))
-    norm = SimpleNamespace(weight=normal(width), eps=1e-6)
-    assert distance(draft.row_norm(residual, norm), normed(norm, residual)) < 5e-3
+    assert mx.array_equal(out, draft.convolve(conv, y, late, 1, residual))
 
 
 def test_the_walk_takes_the_selectors_path(tmp_path: Path) -> None:

@@ -198,49 +198,50 @@ class FusedDecoder:
         self, layer: Any, hidden: mx.array, window: mx.array, state: mx.array, record: bool
     ) -> tuple[mx.array, list[mx.array]]:
         gdn, kernels = layer.linear_attn, self.kernels
-        x = layer.input_layernorm(hidden)
-        qkv, z, a, b = self._project(gdn, x)
-        rows = x.shape[1]
+        qkv, z, a, b = self._project(gdn, hidden, layer.input_layernorm)
+        rows = hidden.shape[1]
         y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record)
-        y = kernels.gated_norm(gdn.norm, y, z)
-        hidden = kernels.linear(gdn.out_proj, y, hidden)
+        hidden = kernels.linear_gate_normed(gdn.out_proj, y, gdn.norm, z, hidden)
         ends = [window[:, rows:], state[rows - 1 :]] if record else []
         return self._mlp(layer, hidden), [window, state, *ends]
 
-    def _project(self, gdn: Any, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """(qkv, z, a, b) from either layout, as `core/gdn.py` has it."""
-        rows, linear = x.shape[1], self.kernels.linear
+    def _project(
+        self, gdn: Any, x: mx.array, norm: Any = None
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """(qkv, z, a, b) of norm(x) from either layout, as `core/gdn.py` has it."""
+        rows = x.shape[1]
         if hasattr(gdn, "in_proj_qkvz"):
             q, k, v, z, b, a = gdn.fix_query_key_value_ordering(
-                linear(gdn.in_proj_qkvz, x), linear(gdn.in_proj_ba, x)
+                *self.kernels.several((gdn.in_proj_qkvz, gdn.in_proj_ba), x, norm=norm)
             )
             flat = [part.reshape(1, rows, -1) for part in (q, k, v)]
             return mx.concatenate(flat, axis=-1), z, a, b
         modules = (gdn.in_proj_qkv, gdn.in_proj_z, gdn.in_proj_a, gdn.in_proj_b)
-        qkv, z, a, b = self.kernels.several(modules, x, (0, gdn.num_v_heads, 0, 0))
+        qkv, z, a, b = self.kernels.several(modules, x, (0, gdn.num_v_heads, 0, 0), norm)
         return qkv, z, a, b
 
     def _mlp(self, layer: Any, hidden: mx.array) -> mx.array:
-        x = layer.post_attention_layernorm(hidden)
-        mlp = layer.mlp
+        norm, mlp = layer.post_attention_layernorm, layer.mlp
         if not all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj")):
-            mixed: mx.array = hidden + mlp(x)  # a mixture of experts
+            mixed: mx.array = hidden + mlp(norm(hidden))  # a mixture of experts
             return mixed
-        gated = self.kernels.gated(mlp.gate_proj, mlp.up_proj, x)
+        gated = self.kernels.gated(mlp.gate_proj, mlp.up_proj, hidden, norm)
         return self.kernels.linear(mlp.down_proj, gated, hidden)
 
     def _attention_inputs(self, layer: Any, hidden: mx.array, position: mx.array) -> list[mx.array]:
         """[queries, keys, values (1, heads, T, D), gate]: with positions and the gate still packed
         with the queries where attention is fused, else without and (1, T, heads * D)."""
         attention = layer.self_attn
-        x = layer.input_layernorm(hidden)
-        rows = x.shape[1]
+        rows = hidden.shape[1]
         modules = (attention.q_proj, attention.k_proj, attention.v_proj)
         kv_heads = attention.num_key_value_heads
         packed, keys, values = self.kernels.several(
-            modules, x, (attention.num_attention_heads, kv_heads, kv_heads)
+            modules,
+            hidden,
+            (attention.num_attention_heads, kv_heads, kv_heads),
+            layer.input_layernorm,
         )
-        if self._is_fused(attention, rows, x.dtype):
+        if self._is_fused(attention, rows, hidden.dtype):
             ready = prepare(attention, attention.rope, (packed, keys, values), position)
             return [*ready, packed]
         queries, gate = mx.split(packed, 2, axis=-1)

@@ -5,7 +5,8 @@ Every one is bitwise independent of its neighbours: T rows give what T calls of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -15,12 +16,17 @@ from ..device import on_cuda
 from . import sources
 from .attention import fits_heads
 from .compiler import can_compile
-from .ops import OpKernels, split_heads
+from .ops import OpKernels, normed, split_heads
 
 MAX_ROWS = 16
 """Rows of the narrow matmul; wider ones are MLX's."""
 WIDE_BLOCKS = 264
 """Two blocks for each of Hopper's multiprocessors: with fewer, a block takes one tile of 16."""
+
+GATED_HEADS = (32, 64, 128, 256)
+"""Sizes of a GDN head whose gated norm a projection can take over; a warp has 32 lanes."""
+MAX_GATED_HEADS = 64
+"""Heads whose factors a block holds."""
 
 
 def cuda_in_use() -> bool:
@@ -62,45 +68,70 @@ def layer_arrays(module: Any) -> tuple[list[mx.array], list[tuple[str, Any]]]:
     return [module.weight], []
 
 
+@dataclass(frozen=True)
+class Feed:
+    """The rows of a projection: `count` of `width` numbers, and how a kernel reads them.
+
+    kind: a key of `sources.ROWS`; arrays, scalars and template: what that kind takes.
+    """
+
+    kind: str
+    count: int
+    width: int
+    arrays: list[mx.array]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    template: Sequence[tuple[str, Any]] = ()
+
+
 class CudaKernels(OpKernels):
     """OpKernels with every call that fits on a fused kernel."""
 
-    def linear(self, module: Any, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        rows = x.shape[-2]
-        if x.dtype != mx.bfloat16 or not fits_linear(module, rows):
-            return super().linear(module, x, residual)
+    def linear(
+        self, module: Any, x: mx.array, residual: mx.array | None = None, norm: Any = None
+    ) -> mx.array:
+        rows = feed(x, norm)
+        if rows is None or not fits_linear(module, rows.count):
+            return super().linear(module, x, residual, norm)
+        return self._linear(module, rows, residual)
+
+    def _linear(self, module: Any, rows: Feed, residual: mx.array | None) -> mx.array:
         arrays, template = layer_arrays(module)
-        outputs = module.weight.shape[0]
+        outputs, inputs = module.weight.shape[0], rows.width
         tiles = 2 if outputs % 32 == 0 and outputs // 32 >= WIDE_BLOCKS else 1
         extra = [] if residual is None else [residual]
-        kernel = sources.linear_kernel(len(arrays) > 1, residual is not None)
+        kernel = sources.linear_kernel(len(arrays) > 1, residual is not None, rows.kind)
         (out,) = kernel(
-            inputs=[x, *arrays, *extra],
-            template=[("RT", tiles), ("MT", row_tiles(rows)), *template],
-            scalars={"M": rows, "K": x.shape[-1], "N": outputs},
+            inputs=[*rows.arrays, *arrays, *extra],
+            template=[("RT", tiles), ("MT", row_tiles(rows.count)), *template, *rows.template],
+            scalars={"M": rows.count, "K": inputs, "N": outputs, **rows.scalars},
             blocks=-(-outputs // (16 * tiles)),
-            output_shapes=[(*x.shape[:-1], outputs)],
+            output_shapes=[(1, rows.count, outputs)],
             output_dtypes=[mx.bfloat16],
         )
         return out
 
     def several(
-        self, modules: Sequence[Any], x: mx.array, heads: Sequence[int] | None = None
+        self,
+        modules: Sequence[Any],
+        x: mx.array,
+        heads: Sequence[int] | None = None,
+        norm: Any = None,
     ) -> list[mx.array]:
-        rows = x.shape[-2]
-        fit = x.dtype == mx.bfloat16 and all(fits_linear(module, rows) for module in modules)
+        rows = feed(x, norm)
+        fit = rows is not None and all(fits_linear(module, x.shape[-2]) for module in modules)
         parts = [layer_arrays(module) for module in modules] if fit else []
-        if not fit or any(template != parts[0][1] for _, template in parts):
-            return super().several(modules, x, heads)
+        if rows is None or not fit or any(template != parts[0][1] for _, template in parts):
+            return super().several(modules, x, heads, norm)
         quantized = len(parts[0][0]) > 1
         outputs = [module.weight.shape[0] for module in modules]
-        return sources.several_kernel(quantized, len(modules))(
-            inputs=[x, *(array for arrays, _ in parts for array in arrays)],
-            template=[("MT", row_tiles(rows)), *parts[0][1]],
+        return sources.several_kernel(quantized, len(modules), rows.kind)(
+            inputs=[*rows.arrays, *(array for arrays, _ in parts for array in arrays)],
+            template=[("MT", row_tiles(rows.count)), *parts[0][1]],
             scalars={
-                "M": rows,
-                "K": x.shape[-1],
+                "M": rows.count,
+                "K": rows.width,
                 **{f"N_{index}": count for index, count in enumerate(outputs)},
+                **rows.scalars,
             },
             blocks=sum(-(-count // 16) for count in outputs),
             output_shapes=[
@@ -112,20 +143,20 @@ class CudaKernels(OpKernels):
     def fits_attention(self, attention: Any, rope: Any, rows: int, dtype: mx.Dtype) -> bool:
         return fits_heads(attention, rope, rows) and dtype == mx.bfloat16
 
-    def gated(self, gate: Any, up: Any, x: mx.array) -> mx.array:
-        rows = x.shape[-2]
+    def gated(self, gate: Any, up: Any, x: mx.array, norm: Any = None) -> mx.array:
+        rows, count = feed(x, norm), x.shape[-2]
         same = type(gate) is type(up) and gate.weight.shape == up.weight.shape
-        fit = same and fits_linear(gate, rows) and fits_linear(up, rows)
-        if not fit or x.dtype != mx.bfloat16 or layer_arrays(gate)[1] != layer_arrays(up)[1]:
-            return super().gated(gate, up, x)
+        fit = same and fits_linear(gate, count) and fits_linear(up, count)
+        if rows is None or not fit or layer_arrays(gate)[1] != layer_arrays(up)[1]:
+            return super().gated(gate, up, x, norm)
         arrays, template = layer_arrays(gate)
         outputs = gate.weight.shape[0]
-        (out,) = sources.gated_kernel(len(arrays) > 1)(
-            inputs=[x, *arrays, *layer_arrays(up)[0]],
-            template=[("MT", row_tiles(rows)), *template],
-            scalars={"M": rows, "K": x.shape[-1], "N": outputs},
+        (out,) = sources.gated_kernel(len(arrays) > 1, rows.kind)(
+            inputs=[*rows.arrays, *arrays, *layer_arrays(up)[0]],
+            template=[("MT", row_tiles(count)), *template],
+            scalars={"M": count, "K": rows.width, "N": outputs, **rows.scalars},
             blocks=-(-outputs // 16),
-            output_shapes=[(*x.shape[:-1], outputs)],
+            output_shapes=[(1, count, outputs)],
             output_dtypes=[mx.bfloat16],
         )
         return out
@@ -188,6 +219,38 @@ class CudaKernels(OpKernels):
             output_dtypes=[y.dtype],
         )
         return out
+
+    def linear_gate_normed(
+        self, module: Any, y: mx.array, norm: Any, z: mx.array, residual: mx.array
+    ) -> mx.array:
+        _, count, heads, dim = y.shape
+        fit = fits_linear(module, count) and dim in GATED_HEADS and heads <= MAX_GATED_HEADS
+        if not fit or {y.dtype, z.dtype, norm.weight.dtype} != {mx.bfloat16}:
+            return super().linear_gate_normed(module, y, norm, z, residual)
+        rows = Feed(
+            "_gate_normed",
+            count,
+            heads * dim,
+            [y, norm.weight, z],
+            {"eps": float(norm.eps)},
+            [("D", dim), ("HEADS", heads)],
+        )
+        return self._linear(module, rows, residual)
+
+
+def feed(x: mx.array, norm: Any) -> Feed | None:
+    """How a projection reads x (1, T, K) through `norm`; None where no kernel does."""
+    count, width = x.shape[-2:]
+    if norm is not None and fits_norm(norm, x):
+        return Feed("_normed", count, width, [x, norm.weight], {"eps": float(norm.eps)})
+    x = normed(norm, x)
+    return Feed("", count, width, [x]) if x.dtype == mx.bfloat16 else None
+
+
+def fits_norm(norm: Any, x: mx.array) -> bool:
+    """True for an RMSNorm in bfloat16, of bfloat16 or float32 rows."""
+    bf16 = norm.weight.dtype == mx.bfloat16
+    return type(norm) is nn.RMSNorm and bf16 and x.dtype in (mx.bfloat16, mx.float32)
 
 
 def row_tiles(rows: int) -> int:

@@ -17,16 +17,27 @@ from ..gdn import convolve, recur
 class OpKernels:
     """The interface of CudaKernels without CUDA. T = rows, at most what the caller gives."""
 
-    def linear(self, module: Any, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """(1, T, K) -> (1, T, N), plus the residual where there is one; an embedding is a head."""
+    def linear(
+        self, module: Any, x: mx.array, residual: mx.array | None = None, norm: Any = None
+    ) -> mx.array:
+        """(1, T, K) -> (1, T, N), plus the residual where there is one; an embedding is a head.
+
+        norm: an RMSNorm that x goes through first, in its weight's dtype from there on.
+        """
+        x = normed(norm, x)
         tied = isinstance(module, nn.Embedding | nn.QuantizedEmbedding)
         y: mx.array = module.as_linear(x) if tied else module(x)
         return y if residual is None else residual + y
 
     def several(
-        self, modules: Sequence[Any], x: mx.array, heads: Sequence[int] | None = None
+        self,
+        modules: Sequence[Any],
+        x: mx.array,
+        heads: Sequence[int] | None = None,
+        norm: Any = None,
     ) -> list[mx.array]:
         """Every layer's output for the same x; heads: how many each is split into, 0 for none."""
+        x = normed(norm, x)
         outputs = [self.linear(module, x) for module in modules]
         return [
             out.reshape(split_heads(x.shape, out.shape[-1], index, heads))
@@ -37,8 +48,9 @@ class OpKernels:
         """Whether `prepare` and `attend` take this attention; plain operations never need them."""
         return False
 
-    def gated(self, gate: Any, up: Any, x: mx.array) -> mx.array:
+    def gated(self, gate: Any, up: Any, x: mx.array, norm: Any = None) -> mx.array:
         """silu(gate(x)) * up(x)."""
+        x = normed(norm, x)
         product: mx.array = swiglu(gate(x), up(x))
         return product
 
@@ -73,9 +85,23 @@ class OpKernels:
         return mx.concatenate(outputs, axis=1), mx.concatenate(states), conv_input
 
     def gated_norm(self, norm: Any, y: mx.array, z: mx.array) -> mx.array:
-        """The layer's output norm, gated by z: (1, T, Hv, Dv) -> (1, T, Hv * Dv)."""
-        normed: mx.array = norm(y, z)
-        return normed.reshape(1, y.shape[1], -1)
+        """A GDN layer's output norm, gated by z: (1, T, Hv, Dv) -> (1, T, Hv * Dv)."""
+        gated: mx.array = norm(y, z)
+        return gated.reshape(1, y.shape[1], -1)
+
+    def linear_gate_normed(
+        self, module: Any, y: mx.array, norm: Any, z: mx.array, residual: mx.array
+    ) -> mx.array:
+        """The end of a GDN layer: residual + module(gated_norm(y, z)), (1, T, N)."""
+        return self.linear(module, self.gated_norm(norm, y, z), residual)
+
+
+def normed(norm: Any, x: mx.array) -> mx.array:
+    """norm(x) in the dtype of its weight, or x itself where there is none."""
+    if norm is None:
+        return x
+    out: mx.array = norm(x)
+    return out.astype(norm.weight.dtype)
 
 
 def split_heads(

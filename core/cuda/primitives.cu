@@ -42,6 +42,29 @@ __device__ __forceinline__ unsigned dequantize(
   return *reinterpret_cast<const unsigned*>(&w);
 }
 
+// The two bfloat16 numbers of a word.
+__device__ __forceinline__ float low_number(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_number(unsigned pair) {
+  return __uint_as_float(pair & 0xFFFF0000u);
+}
+
+// a and b as bfloat16.
+__device__ __forceinline__ unsigned pair_of(float a, float b) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const unsigned*>(&pair);
+}
+
+// The products of two pairs, rounded.
+__device__ __forceinline__ unsigned multiply_pairs(unsigned a, unsigned b) {
+  const __nv_bfloat162 product = __hmul2(
+      *reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const unsigned*>(&product);
+}
+
+__device__ __forceinline__ float silu(float x) {
+  return x * __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
 // The low (or high) halves of a and b side by side.
 __device__ __forceinline__ unsigned low_halves(unsigned a, unsigned b) {
   return __byte_perm(a, b, 0x5410);

@@ -1,6 +1,6 @@
 // y = x w^T for at most 16 rows of x, every weight read once.
 //
-// x (M, K) bfloat16; w (N, K) bfloat16, or 4-bit with a scale and a bias per GROUP weights.
+// x (M, K) as `rows.cu` has it; w (N, K) bfloat16, or 4-bit with a scale and a bias per GROUP weights.
 // A block computes RT tiles of 16 outputs for MT tiles of 8 rows; its 8 warps share out k and are
 // summed in a fixed order. The arithmetic of a row depends neither on its neighbours nor on M.
 // Inside a step k is permuted alike for w and x, so that a thread reads 16 bytes in one piece.
@@ -26,14 +26,15 @@ struct Dense {
   const bf16* w;
   int last;  // of the 16 outputs; what lies behind it is read again and dropped
 
-  template <int RT, int MT>
+  template <int RT, int MT, typename Rows>
   struct Stage {  // what one round of loads brings: U steps of 32 k
     static constexpr int U = RT * MT > 1 ? 2 : 4;
     static constexpr int kStep = 32;
-    uint4 a[U][RT][2], b[U][MT];
+    uint4 a[U][RT][2];
+    Piece<typename Rows::In> b[U][MT];
 
     __device__ __forceinline__ void load(
-        const Dense (&tiles)[RT], const bf16* x, int M, int K, int first) {
+        const Dense (&tiles)[RT], const Rows& rows, int M, int K, int first) {
       const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, steps = K / kStep;
 #pragma unroll
       for (int u = 0; u < U; ++u) {
@@ -46,24 +47,29 @@ struct Dense {
             a[u][r][h] = load_once(tiles[r].w + size_t(min(g + 8 * h, tiles[r].last)) * K + k);
 #pragma unroll
         for (int m = 0; m < MT; ++m)
-          b[u][m] = step < steps && m * 8 + g < M
-              ? load_shared_line(x + size_t(m * 8 + g) * K + k)
-              : make_uint4(0, 0, 0, 0);
+          if (step < steps && m * 8 + g < M) b[u][m].load(rows.x + size_t(m * 8 + g) * K + k);
       }
     }
 
     __device__ __forceinline__ void add(
-        Sums<RT, MT>& sums, const bf16* x, int M, int K, int first) const {
+        Sums<RT, MT>& sums, const Rows& rows, int M, int K, int first) const {
+      const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, steps = K / kStep;
 #pragma unroll
-      for (int u = 0; u < U; ++u)
+      for (int u = 0; u < U; ++u) {
+        const int step = first + u * kWarps;
 #pragma unroll
-        for (int m = 0; m < MT; ++m)
+        for (int m = 0; m < MT; ++m) {
+          const uint4 v = step < steps && m * 8 + g < M
+              ? rows.fed(b[u][m], m * 8 + g, step * kStep + t * 8)
+              : make_uint4(0, 0, 0, 0);
 #pragma unroll
           for (int r = 0; r < RT; ++r) {
-            const uint4 p = a[u][r][0], q = a[u][r][1], v = b[u][m];
+            const uint4 p = a[u][r][0], q = a[u][r][1];
             matrix_step(sums.c[r][m], p.x, q.x, p.y, q.y, v.x, v.y);
             matrix_step(sums.c[r][m], p.z, q.z, p.w, q.w, v.z, v.w);
           }
+        }
+      }
     }
   };
 };
@@ -76,7 +82,7 @@ struct Quantized {
   const bf16* biases;
   int last;
 
-  template <int RT, int MT>
+  template <int RT, int MT, typename Rows>
   struct Stage {
     static constexpr int U = RT > 1 ? 1 : 2;
     static constexpr int kStep = 128;
@@ -84,7 +90,7 @@ struct Quantized {
     bf16 scale[U][RT][2], bias[U][RT][2];
 
     __device__ __forceinline__ void load(
-        const Quantized (&tiles)[RT], const bf16* x, int M, int K, int first) {
+        const Quantized (&tiles)[RT], const Rows& rows, int M, int K, int first) {
       const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, steps = K / kStep;
 #pragma unroll
       for (int u = 0; u < U; ++u) {
@@ -103,7 +109,7 @@ struct Quantized {
     }
 
     __device__ __forceinline__ void add(
-        Sums<RT, MT>& sums, const bf16* x, int M, int K, int first) const {
+        Sums<RT, MT>& sums, const Rows& rows, int M, int K, int first) const {
       const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, steps = K / kStep;
 #pragma unroll
       for (int u = 0; u < U; ++u) {
@@ -114,9 +120,12 @@ struct Quantized {
           unsigned b[MT][4];
 #pragma unroll
           for (int m = 0; m < MT; ++m) {
-            const uint4 v = step < steps && m * 8 + g < M
-                ? load_shared_line(x + size_t(m * 8 + g) * K + k + 8 * j)
-                : make_uint4(0, 0, 0, 0);
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (step < steps && m * 8 + g < M) {
+              Piece<typename Rows::In> piece;
+              piece.load(rows.x + size_t(m * 8 + g) * K + k + 8 * j);
+              v = rows.fed(piece, m * 8 + g, int(k) + 8 * j);
+            }
             b[m][0] = low_halves(v.x, v.z);
             b[m][1] = high_halves(v.x, v.z);
             b[m][2] = low_halves(v.y, v.w);
@@ -147,20 +156,22 @@ struct Quantized {
   };
 };
 
-// This warp's share of k, the loads of the next round under way during the arithmetic of this one.
-template <int RT, int MT, typename Weights>
+// This warp's share of k, the loads of the next round under way during the arithmetic of this one
+// and those of the first while the rows are measured.
+template <int RT, int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void accumulate(
-    Sums<RT, MT>& sums, const Weights (&tiles)[RT], const bf16* x, int M, int K) {
-  using Stage = typename Weights::template Stage<RT, MT>;
+    Sums<RT, MT>& sums, const Weights (&tiles)[RT], const Rows& rows, int M, int K) {
+  using Stage = typename Weights::template Stage<RT, MT, Rows>;
   const int steps = K / Stage::kStep, stride = kWarps * Stage::U;
   Stage stages[2];
   int first = threadIdx.x / 32;
-  if (first < steps) stages[0].load(tiles, x, M, K, first);
+  if (first < steps) stages[0].load(tiles, rows, M, K, first);
+  rows.measure(M, K);
   while (first < steps) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      if (first + stride < steps) stages[1 - s].load(tiles, x, M, K, first + stride);
-      if (first < steps) stages[s].add(sums, x, M, K, first);
+      if (first + stride < steps) stages[1 - s].load(tiles, rows, M, K, first + stride);
+      if (first < steps) stages[s].add(sums, rows, M, K, first);
       first += stride;
     }
   }
@@ -192,13 +203,13 @@ struct Block {
 
 // out (M, N) = x w^T, plus `residual` (M, N) where there is one: the outputs from `first` on,
 // whose weights are in `tiles`.
-template <int RT, int MT, typename Weights>
+template <int RT, int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void project(
-    const Weights (&tiles)[RT], const bf16* x, const bf16* residual, bf16* out, int M, int N,
+    const Weights (&tiles)[RT], const Rows& rows, const bf16* residual, bf16* out, int M, int N,
     int K, int first) {
   __shared__ Block<RT, MT> block;
   Sums<RT, MT> sums;
-  accumulate(sums, tiles, x, M, K);
+  accumulate(sums, tiles, rows, M, K);
   block.put(sums);
   __syncthreads();
   for (int i = threadIdx.x; i < RT * 16 * M; i += kWarps * 32) {
@@ -211,12 +222,12 @@ __device__ __forceinline__ void project(
 }
 
 // out (M, N) = silu(x gate^T) * (x up^T), rounded where the separate operations round.
-template <int MT, typename Weights>
+template <int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void gated(
-    const Weights (&tiles)[2], const bf16* x, bf16* out, int M, int N, int K) {
+    const Weights (&tiles)[2], const Rows& rows, bf16* out, int M, int N, int K) {
   __shared__ Block<2, MT> block;
   Sums<2, MT> sums;
-  accumulate(sums, tiles, x, M, K);
+  accumulate(sums, tiles, rows, M, K);
   block.put(sums);
   __syncthreads();
   for (int i = threadIdx.x; i < 16 * M; i += kWarps * 32) {

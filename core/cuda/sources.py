@@ -16,14 +16,16 @@ LINEAR = """
     const size_t row = (size_t(blockIdx.x) * RT + r) * 16;
     FILL
   }
-  dflash::project<RT, MT>(tiles, x, RESIDUAL, out, M, N, K, int(blockIdx.x) * RT * 16);
+  ROWS
+  dflash::project<RT, MT>(tiles, rows, RESIDUAL, out, M, N, K, int(blockIdx.x) * RT * 16);
 """
 SEVERAL = """
   int left = blockIdx.x, block = 0, N = 0;
   dflash::bf16* out = nullptr;
   dflash::TILE tiles[1];
   PICKS
-  dflash::project<1, MT>(tiles, x, nullptr, out, M, N, K, block * 16);
+  ROWS
+  dflash::project<1, MT>(tiles, rows, nullptr, out, M, N, K, block * 16);
 """
 PICK = """
   if (N == 0 && left < (N_I + 15) / 16) {
@@ -39,8 +41,22 @@ GATED = """
   const size_t row = size_t(blockIdx.x) * 16;
   dflash::TILE tiles[2];
   FILL
-  dflash::gated<MT>(tiles, x, out, M, N, K);
+  ROWS
+  dflash::gated<MT>(tiles, rows, out, M, N, K);
 """
+ROWS = {
+    "": "const auto rows = dflash::given(x);",
+    "_normed": """
+  __shared__ float factors[MT * 8];
+  const auto rows = dflash::normed(x, norm, eps, factors);
+""",
+    "_gate_normed": """
+  __shared__ float factors[MT * 8 * HEADS];
+  const auto rows = dflash::gate_normed<D>(x, norm, gate, K, eps, factors);
+""",
+}
+"""How a projection reads its rows, by the suffix of the kernel's name."""
+ROW_INPUTS = {"": ["x"], "_normed": ["x", "norm"], "_gate_normed": ["x", "norm", "gate"]}
 GDN = """
   const dflash::Layer<In, Hk, Hv, Dk, Dv, KS, EVERY> layer{qkv, window, taps, int(qkv_shape[1])};
   layer.run(a, b, a_log, dt_bias, state, y, states, windows);
@@ -107,29 +123,44 @@ def fill_tile(tile: str, suffix: str, quantized: bool, outputs: str = "N") -> st
     )
 
 
+def project(
+    name: str,
+    quantized: bool,
+    rows: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    body: str,
+    text: str = "",
+) -> Kernel:
+    """A kernel around a projection: the holes TILE and ROWS of `body` filled, and the inputs of
+    the rows before the others. rows: a key of ROWS."""
+    body = body.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
+    body = body.replace("ROWS", ROWS[rows])
+    name = f"{name}{'_q4' if quantized else ''}{rows}"
+    return make(name, [*ROW_INPUTS[rows], *inputs], outputs, body, "rows", "skinny", text=text)
+
+
 @cache
-def linear_kernel(quantized: bool, residual: bool) -> Kernel:
-    """x, weights (and residual) -> out."""
-    body = LINEAR.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
-    body = body.replace("FILL", fill_tile("tiles[r]", "", quantized))
+def linear_kernel(quantized: bool, residual: bool, rows: str) -> Kernel:
+    """Rows, weights (and residual) -> out."""
+    body = LINEAR.replace("FILL", fill_tile("tiles[r]", "", quantized))
     body = body.replace("RESIDUAL", "residual" if residual else "nullptr")
-    inputs = ["x", *weight_names("", quantized), *(["residual"] if residual else [])]
-    name = f"linear{'_q4' if quantized else ''}{'_add' if residual else ''}"
-    return make(name, inputs, ["out"], body, "skinny")
+    inputs = [*weight_names("", quantized), *(["residual"] if residual else [])]
+    return project(f"linear{'_add' if residual else ''}", quantized, rows, inputs, ["out"], body)
 
 
 @cache
-def several_kernel(quantized: bool, count: int) -> Kernel:
-    """x and the weights of `count` layers -> their outputs, in one launch."""
-    body = SEVERAL.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
-    picks, inputs = "", ["x"]
+def several_kernel(quantized: bool, count: int, rows: str) -> Kernel:
+    """Rows and the weights of `count` layers -> their outputs, in one launch."""
+    picks: str = ""
+    inputs: list[str] = []
     for index in range(count):
         fill = fill_tile("tiles[0]", f"_{index}", quantized)
         picks += PICK.replace("FILL", fill).replace("_I", f"_{index}")
         inputs += weight_names(f"_{index}", quantized)
     outputs = [f"out_{index}" for index in range(count)]
-    name = f"several{'_q4' if quantized else ''}_{count}"
-    return make(name, inputs, outputs, body.replace("PICKS", picks), "skinny")
+    body = SEVERAL.replace("PICKS", picks)
+    return project(f"several_{count}", quantized, rows, inputs, outputs, body)
 
 
 @cache
@@ -169,13 +200,11 @@ def combine_kernel(gated: bool) -> Kernel:
 
 
 @cache
-def gated_kernel(quantized: bool) -> Kernel:
-    """x, gate weights, up weights -> silu(gate) * up."""
-    body = GATED.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
+def gated_kernel(quantized: bool, rows: str) -> Kernel:
+    """Rows, gate weights, up weights -> silu(gate) * up."""
     fill = fill_tile("tiles[0]", "", quantized) + fill_tile("tiles[1]", "_up", quantized)
-    inputs = ["x", *weight_names("", quantized), *weight_names("_up", quantized)]
-    name = f"gated{'_q4' if quantized else ''}"
-    return make(name, inputs, ["out"], body.replace("FILL", fill), "skinny")
+    inputs = [*weight_names("", quantized), *weight_names("_up", quantized)]
+    return project("gated", quantized, rows, inputs, ["out"], GATED.replace("FILL", fill))
 
 
 @cache

@@ -6,14 +6,14 @@ namespace dflash {
 // The projection to deltas, and the convolution before a branch: a block has the deltas of 16
 // groups for every tap of one plane, and convolves the channels of plane 0; plane 1 is written.
 // mixed (M, D); later (M, TAPS, G).
-template <int TAPS, int MT, typename Weights>
+template <int TAPS, int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void project_and_convolve(
-    const Weights (&tiles)[TAPS], const bf16* x, const bf16* base, bf16* mixed, bf16* later, int M,
+    const Weights (&tiles)[TAPS], const Rows& rows, const bf16* base, bf16* mixed, bf16* later, int M,
     int D, int G, int plane, int first) {
   __shared__ Block<TAPS, MT> block;
   __shared__ float deltas[MT * 8][TAPS][16];
   Sums<TAPS, MT> sums;
-  accumulate(sums, tiles, x, M, D);
+  accumulate(sums, tiles, rows, M, D);
   block.put(sums);
   __syncthreads();
   for (int i = threadIdx.x; i < M * TAPS * 16; i += kWarps * 32) {
@@ -30,21 +30,21 @@ __device__ __forceinline__ void project_and_convolve(
     float sum = 0.0f;
     for (int t = 0; t < TAPS && t <= row; ++t)
       sum += (float(base[t * D + channel]) + deltas[row][t][at / size]) *
-          float(x[size_t(row - t) * D + channel]);
+          rows.number(row - t, channel, D);
     mixed[size_t(row) * D + channel] = bf16(sum);
   }
 }
 
 // The projection that ends a branch, the convolution after it, and the residual: out (M, N) =
 // residual + conv(x w^T), in float32. deltas (M, TAPS, G) of plane 1, N channels.
-template <int TAPS, int MT, typename Weights>
+template <int TAPS, int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void convolve_and_add(
-    const Weights (&tiles)[1], const bf16* x, const bf16* deltas, const bf16* base,
+    const Weights (&tiles)[1], const Rows& rows, const bf16* deltas, const bf16* base,
     const float* residual, float* out, int M, int N, int K, int G, int first) {
   __shared__ Block<1, MT> block;
   __shared__ float y[MT * 8][16];
   Sums<1, MT> sums;
-  accumulate(sums, tiles, x, M, K);
+  accumulate(sums, tiles, rows, M, K);
   block.put(sums);
   __syncthreads();
   for (int i = threadIdx.x; i < 16 * M; i += kWarps * 32)

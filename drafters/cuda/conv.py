@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...core.cuda.kernels import CudaKernels, fits_linear, layer_arrays, row_tiles
+from ...core.cuda.kernels import CudaKernels, feed, fits_linear, layer_arrays, row_tiles
 from ...core.cuda.launch import Kernel
-from ...core.cuda.sources import fill_tile, make, weight_names
+from ...core.cuda.sources import fill_tile, project, weight_names
 from ..layers import GroupedDynamicConv
 from . import kernels as ops
 
@@ -24,56 +24,55 @@ BEFORE = """
     const size_t row = (size_t(plane) * TAPS + t) * G + first;
     FILL
   }
+  ROWS
   dflash::project_and_convolve<TAPS, MT>(
-      tiles, x, base, mixed, later, M, K, G, plane, first);
+      tiles, rows, base, mixed, later, M, K, G, plane, first);
 """
 AFTER = """
   const size_t row = size_t(blockIdx.x) * 16;
   dflash::TILE tiles[1];
   FILL
+  ROWS
   dflash::convolve_and_add<TAPS, MT>(
-      tiles, x, deltas, base, residual, out, M, N, K, G, int(row));
+      tiles, rows, deltas, base, residual, out, M, N, K, G, int(row));
 """
 
 
 @cache
-def _before_kernel(quantized: bool) -> Kernel:
-    body = BEFORE.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
-    body = body.replace("FILL", fill_tile("tiles[t]", "", quantized, "2 * TAPS * G"))
-    inputs = ["x", *weight_names("", quantized), "base"]
-    return _make("conv_before", inputs, ["mixed", "later"], body, quantized)
+def _before_kernel(quantized: bool, rows: str) -> Kernel:
+    body = BEFORE.replace("FILL", fill_tile("tiles[t]", "", quantized, "2 * TAPS * G"))
+    inputs = [*weight_names("", quantized), "base"]
+    outputs, text = ["mixed", "later"], TEXT.read_text(encoding="utf-8")
+    return project("conv_before", quantized, rows, inputs, outputs, body, text)
 
 
 @cache
 def _after_kernel(quantized: bool) -> Kernel:
-    body = AFTER.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
-    body = body.replace("FILL", fill_tile("tiles[0]", "", quantized))
-    inputs = ["x", *weight_names("", quantized), "deltas", "base", "residual"]
-    return _make("conv_after", inputs, ["out"], body, quantized)
-
-
-def _make(name: str, inputs: list[str], outputs: list[str], body: str, quantized: bool) -> Kernel:
+    body = AFTER.replace("FILL", fill_tile("tiles[0]", "", quantized))
+    inputs = [*weight_names("", quantized), "deltas", "base", "residual"]
     text = TEXT.read_text(encoding="utf-8")
-    return make(f"{name}{'_q4' if quantized else ''}", inputs, outputs, body, "skinny", text=text)
+    return project("conv_after", quantized, "", inputs, ["out"], body, text)
 
 
 def before_branch(
-    kernels: CudaKernels, conv: GroupedDynamicConv, x: mx.array
+    kernels: CudaKernels, conv: GroupedDynamicConv, residual: mx.array, norm: Any
 ) -> tuple[mx.array, mx.array]:
-    """Normed rows (1, T, D) -> (the convolved rows, the deltas for after_branch (1, T, K * G))."""
-    _, rows, width = x.shape
+    """The residual's rows (1, T, D), normed and convolved, and the deltas for after_branch
+    (1, T, K * G)."""
+    count, width = residual.shape[1:]
     taps, groups, module = conv.kernel_size, conv.groups, conv.kernel_projection
-    if not fits_linear(module, rows) or groups % GROUPS:
-        deltas = kernels.linear(module, x)
-        early, late = mx.split(deltas, 2, axis=-1)
+    rows = feed(residual, norm)
+    if rows is None or not fits_linear(module, count) or groups % GROUPS:
+        x = ops.row_norm(residual, norm)
+        early, late = mx.split(kernels.linear(module, x), 2, axis=-1)
         return ops.convolve(conv, x, early, 0), late
     arrays, template = layer_arrays(module)
-    mixed, late = _before_kernel(len(arrays) > 1)(
-        inputs=[x, *arrays, conv.base_kernel],
-        template=[("TAPS", taps), ("MT", row_tiles(rows)), *template],
-        scalars={"M": rows, "K": width, "G": groups},
+    mixed, late = _before_kernel(len(arrays) > 1, rows.kind)(
+        inputs=[*rows.arrays, *arrays, conv.base_kernel],
+        template=[("TAPS", taps), ("MT", row_tiles(count)), *template],
+        scalars={"M": count, "K": width, "G": groups, **rows.scalars},
         blocks=2 * groups // GROUPS,
-        output_shapes=[x.shape, (1, rows, taps * groups)],
+        output_shapes=[residual.shape, (1, count, taps * groups)],
         output_dtypes=[mx.bfloat16] * 2,
     )
     return mixed, late

@@ -86,21 +86,20 @@ class FusedDraft:
         context: list[mx.array],
     ) -> mx.array:
         """One layer over the block's residual (1, T, hidden) in float32."""
-        x = ops.row_norm(residual, layer.input_layernorm)
+        kernels, mlp = self._kernels, layer.mlp
+        norms = (layer.input_layernorm, layer.post_attention_layernorm)
         if self._config.selector is None:
-            x = self._mixed(layer.self_attn, x, position, span, context)
-            residual = residual + self._kernels.linear(layer.self_attn.o_proj, x)
-            x = ops.row_norm(residual, layer.post_attention_layernorm)
-            x = self._kernels.gated(layer.mlp.gate_proj, layer.mlp.up_proj, x)
-            return residual + self._kernels.linear(layer.mlp.down_proj, x)
-        kernels, conv = self._kernels, layer.attention_conv
-        x, deltas = before_branch(kernels, conv, x)
+            x = self._mixed(layer.self_attn, residual, position, span, context, norms[0])
+            residual = residual + kernels.linear(layer.self_attn.o_proj, x)
+            x = kernels.gated(mlp.gate_proj, mlp.up_proj, residual, norms[1])
+            return residual + kernels.linear(mlp.down_proj, x)
+        conv = layer.attention_conv
+        x, deltas = before_branch(kernels, conv, residual, norms[0])
         x = self._mixed(layer.self_attn, x, position, span, context)
         residual = after_branch(kernels, layer.self_attn.o_proj, conv, x, deltas, residual)
-        x = ops.row_norm(residual, layer.post_attention_layernorm)
-        x, deltas = before_branch(kernels, layer.mlp_conv, x)
-        x = kernels.gated(layer.mlp.gate_proj, layer.mlp.up_proj, x)
-        return after_branch(kernels, layer.mlp.down_proj, layer.mlp_conv, x, deltas, residual)
+        x, deltas = before_branch(kernels, layer.mlp_conv, residual, norms[1])
+        x = kernels.gated(mlp.gate_proj, mlp.up_proj, x)
+        return after_branch(kernels, mlp.down_proj, layer.mlp_conv, x, deltas, residual)
 
     def _mixed(
         self,
@@ -109,11 +108,12 @@ class FusedDraft:
         position: mx.array,
         span: mx.array,
         context: list[mx.array],
+        norm: Any = None,
     ) -> mx.array:
-        """What attention gives before its output projection."""
+        """What attention over norm(x) gives before its output projection."""
         modules = (attention.q_proj, attention.k_proj, attention.v_proj)
         counts = (attention.heads, attention.kv_heads, attention.kv_heads)
-        heads = self._kernels.several(modules, x, counts)
+        heads = self._kernels.several(modules, x, counts, norm)
         queries, keys, values = prepare(attention, self._rope, heads, position)
         return attend(
             queries,
@@ -129,11 +129,11 @@ class FusedDraft:
     def _context_rows(self, taps: mx.array, position: mx.array) -> list[list[mx.array]]:
         model = self._model
         rows = taps.astype(model.norm.weight.dtype)
-        fused = model.hidden_norm(self._kernels.linear(model.fc, rows))
+        fused = self._kernels.linear(model.fc, rows)
         attentions = [layer.self_attn for layer in model.layers]
         modules = [module for one in attentions for module in (one.k_proj, one.v_proj)]
         counts = [one.kv_heads for one in attentions for _ in range(2)]
-        projected = self._kernels.several(modules, fused, counts)
+        projected = self._kernels.several(modules, fused, counts, model.hidden_norm)
         pairs = zip(attentions, projected[::2], projected[1::2], strict=True)
         return [
             list(prepare_keys(attention, self._rope, keys, values, position))
