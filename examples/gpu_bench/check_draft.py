@@ -47,22 +47,26 @@ def check_convolutions(bits: int) -> int:
     if bits == 4:
         conv.kernel_projection = nn.QuantizedLinear.from_linear(conv.kernel_projection, 64, 4)
         projection = nn.QuantizedLinear.from_linear(projection, 64, 4)
+    norm: Any = nn.RMSNorm(width)
+    norm.weight = mx.random.normal((width,)).astype(mx.bfloat16)
     same, worst = True, 0.0
     for rows in WIDTHS:
-        x = mx.random.normal((1, rows, width)).astype(mx.bfloat16)
         wide = mx.random.normal((1, rows, 12288)).astype(mx.bfloat16)
         residual = mx.random.normal((1, rows, width))
-        mixed, late = before_branch(kernels, conv, x)
+        mixed, late = before_branch(kernels, conv, residual, norm)
         out = after_branch(kernels, projection, conv, wide, late, residual)
-        deltas = kernels.linear(conv.kernel_projection, x)
-        early, later = mx.split(deltas, 2, axis=-1)
-        same &= bool(mx.array_equal(mixed, ops.convolve(conv, x, early, 0)))
-        same &= bool(mx.array_equal(late, later))
+        x = ops.row_norm(residual, norm)
+        early, later = mx.split(kernels.linear(conv.kernel_projection, x), 2, axis=-1)
         y = kernels.linear(projection, wide)
-        same &= bool(mx.array_equal(out, ops.convolve(conv, y, later, 1, residual)))
+        same &= bool(mx.array_equal(out, ops.convolve(conv, y, late, 1, residual)))
         plain = residual + conv.convolve(y, conv.deltas(x), 1).astype(mx.float32)
-        error: Any = mx.linalg.norm(out - plain) / mx.linalg.norm(plain)
-        worst = max(worst, float(error.item()))
+        for found, expected in (
+            (mixed, ops.convolve(conv, x, early, 0)),
+            (late, later),
+            (out, plain),
+        ):
+            error: Any = mx.linalg.norm(found - expected) / mx.linalg.norm(expected)
+            worst = max(worst, float(error.item()))
     wrong = not (same and 0 < worst < 1e-2)
     print(f"convolutions {bits}-bit: bitwise {same}, error {worst:.1e}{'  WRONG' if wrong else ''}")
     return int(wrong)

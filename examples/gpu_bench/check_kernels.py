@@ -53,6 +53,7 @@ def check_linear(inputs: int, outputs: int, bits: int) -> int:
         layers.append(layer if bits == 16 else nn.QuantizedLinear.from_linear(layer, 64, bits))
     x = mx.random.normal((1, 16, inputs)).astype(mx.bfloat16)
     residual = mx.random.normal((1, 16, outputs)).astype(mx.bfloat16)
+    norm = _norm(inputs)
     exact = [_exact(layer, x) for layer in layers]
     worst, bitwise = 0.0, True
     for rows in WIDTHS:
@@ -67,8 +68,15 @@ def check_linear(inputs: int, outputs: int, bits: int) -> int:
             _error(added, exact[0][:, :rows] + _f64(residual[:, :rows])),
             _error(gated, silu[:, :rows]),
         )
+        fed = kernels.several(layers, block, norm=norm)
+        for layer, found in zip(layers, fed, strict=True):
+            worst = max(worst, _error(found, _exact(layer, norm(block))))
         for row in (0, rows - 1):
             alone = x[:, row : row + 1]
+            single = kernels.several(layers, alone, norm=norm)
+            bitwise &= all(
+                bool(mx.array_equal(a[:, 0], b[:, row])) for a, b in zip(single, fed, strict=True)
+            )
             bitwise &= bool(mx.array_equal(plain[:, row], kernels.linear(layers[0], alone)[:, 0]))
             bitwise &= bool(
                 mx.array_equal(gated[:, row], kernels.gated(layers[0], layers[1], alone)[:, 0])
@@ -89,9 +97,7 @@ def check_attention(heads: int, kv_heads: int, dim: int, rotated: int) -> int:
     attention.heads, attention.kv_heads = heads, kv_heads
     rope = nn.RoPE(rotated, traditional=False, base=1e7)
     for name in ("q_norm", "k_norm"):
-        norm: Any = nn.RMSNorm(dim, eps=1e-6)
-        norm.weight = mx.random.normal((dim,)).astype(mx.bfloat16)
-        setattr(attention, name, norm)
+        setattr(attention, name, _norm(dim))
     packed = mx.random.normal((1, 16, heads, 2 * dim)).astype(mx.bfloat16)
     raw = mx.random.normal((1, 16, kv_heads, dim)).astype(mx.bfloat16)
     buffer = mx.random.normal((2, 1, kv_heads, 2600, dim)).astype(mx.bfloat16)
@@ -201,14 +207,28 @@ def check_gdn(dtype: mx.Dtype, rows: int) -> int:
 
 
 def _check_norm(kernels: CudaKernels, dtype: mx.Dtype, y: mx.array) -> float:
-    norm: Any = nn.RMSNorm(y.shape[-1])
-    norm.weight = mx.random.normal(norm.weight.shape).astype(dtype)
-    norm.eps = 1e-6
+    norm = _norm(y.shape[-1], dtype)
     z = mx.random.normal(y.shape).astype(dtype)
     values, gate = _f64(y), _f64(z)
     scale = 1 / np.sqrt((values**2).mean(-1, keepdims=True) + norm.eps)
     expected = values * scale * _f64(norm.weight) * gate / (1 + np.exp(-gate))
-    return _error(kernels.gated_norm(norm, y, z), expected.reshape(1, y.shape[1], -1))
+    error = _error(kernels.gated_norm(norm, y, z), expected.reshape(1, y.shape[1], -1))
+    if dtype != mx.bfloat16 or y.shape[1] > 16:
+        return error
+    module: Any = nn.Linear(4096, 64, bias=False)
+    module.weight = (mx.random.normal((64, 4096)) / 64).astype(dtype)
+    residual = mx.random.normal((1, y.shape[1], 64)).astype(dtype)
+    found = kernels.linear_gate_normed(module, y, norm, z, residual)
+    before = kernels.linear(module, kernels.gated_norm(norm, y, z), residual)
+    last = kernels.linear_gate_normed(module, y[:, -1:], norm, z[:, -1:], residual[:, -1:])
+    alone = bool(mx.array_equal(last[:, 0], found[:, -1]))
+    return max(error, _error(found, _f64(before)), 0.0 if alone else float("inf"))
+
+
+def _norm(width: int, dtype: mx.Dtype = mx.bfloat16) -> Any:
+    norm: Any = nn.RMSNorm(width, eps=1e-6)
+    norm.weight = mx.random.normal((width,)).astype(dtype)
+    return norm
 
 
 def _recurrence(
