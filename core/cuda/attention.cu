@@ -51,8 +51,8 @@ template <typename In, int D, int ROPE>
 __device__ __forceinline__ void prepare(
     const In* q, const In* k, const In* v, const In* q_weight, const In* k_weight, In* q_out,
     In* k_out, In* v_out, int T, int H, int S, int Hk, int position, float q_eps, float k_eps,
-    float log2_base) {
-  const int index = blockIdx.x * kWarps + threadIdx.x / 32;
+    float log2_base, int block) {
+  const int index = block * kWarps + threadIdx.x / 32;
   const int head = index % (H + 2 * Hk), t = index / (H + 2 * Hk), key_head = head - H;
   if (t >= T) return;
   if (head < H) {
@@ -75,6 +75,10 @@ template <typename In, int D, int R>
 struct Tile {
   static constexpr int kRowStride = R + 4;
 
+  struct Held {  // in shared memory
+    alignas(16) float p[kTile * kRowStride];
+  };
+
   // Rows of one tile: those before `split` in the cache, the others in the block's own array.
   struct Keys {
     const In* cache;
@@ -93,15 +97,15 @@ struct Tile {
   static __device__ __forceinline__ void run(
       const In* q, const In* k, const In* v, const In* k_block, const In* v_block, float* sums,
       float* peaks, float* weights, int Hk, int capacity, int H, int T, int tiles, int first,
-      int context, float scale, bool causal, int window) {
-    __shared__ float p[kTile * kRowStride];
-    const int head = blockIdx.x / tiles, tile = blockIdx.x % tiles, start = tile * kTile;
+      int context, float scale, bool causal, int window, int block, Held& memory) {
+    float* p = memory.p;
+    const int head = block / tiles, tile = block % tiles, start = tile * kTile;
     const int groups = H / Hk, live = groups * T, n = context + T;
     const int count = n - start < kTile ? n - start : kTile;
     if (count <= 0) {  // behind the last key
       for (int row = threadIdx.x; row < live; row += kWarps * 32) {
-        peaks[size_t(blockIdx.x) * R + row] = -INFINITY;
-        weights[size_t(blockIdx.x) * R + row] = 0.0f;
+        peaks[size_t(block) * R + row] = -INFINITY;
+        weights[size_t(block) * R + row] = 0.0f;
       }
       return;
     }
@@ -135,12 +139,12 @@ struct Tile {
 #pragma unroll
       for (int mask = 16; mask > 0; mask /= 2) sum += warp_xor(sum, mask);
       if (lane == 0) {
-        peaks[size_t(blockIdx.x) * R + row] = peak;
-        weights[size_t(blockIdx.x) * R + row] = sum;
+        peaks[size_t(block) * R + row] = peak;
+        weights[size_t(block) * R + row] = sum;
       }
     }
     __syncthreads();
-    values(held, p, sums + size_t(blockIdx.x) * R * D, live, count);
+    values(held, p, sums + size_t(block) * R * D, live, count);
   }
 
   // p[key][row] = k . q: a warp for 16 keys, all rows.
@@ -161,7 +165,7 @@ struct Tile {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int key = warp * 16 + g + 8 * h;
-        a[h] = key < count ? load_once(keys.row(key) + at) : zero;
+        a[h] = key < count ? load_shared_line(keys.row(key) + at) : zero;
       }
 #pragma unroll
       for (int m = 0; m < R / 8; ++m) {
@@ -217,8 +221,8 @@ struct Tile {
 template <typename In, int D>
 __device__ __forceinline__ void combine(
     const float* sums, const float* peaks, const float* weights, const In* gate, In* out, int Hk,
-    int tiles, int R, int T, int H, int S) {
-  const int index = blockIdx.x * (kWarps * 32 / D) + threadIdx.x / D, d = threadIdx.x % D;
+    int tiles, int R, int T, int H, int S, int block) {
+  const int index = block * (kWarps * 32 / D) + threadIdx.x / D, d = threadIdx.x % D;
   if (index >= T * H) return;
   const int t = index / H, head = index % H, groups = H / Hk;
   const int row = (head % groups) * T + t;

@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .compiler import compiled
+from .compiler import compiled, multiprocessors
 
 THREADS = 256
 """Threads of a block, as `primitives.cu` counts on."""
@@ -31,8 +31,8 @@ PREAMBLE = """
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 """
-BOUNDS = f"__launch_bounds__({THREADS})"
-"""Without it the compiler counts on 1024 threads and spills what does not fit in 64 registers."""
+RESIDENTS = 2
+"""Blocks of a launch of several steps that a multiprocessor has at a time."""
 SHAPE = re.compile(r"\b(\w+)_shape\[(\d)\]")
 
 Template = Sequence[tuple[str, Any]]
@@ -44,7 +44,8 @@ class Kernel:
     """CUDA text with a hole for types and constants. `body` names arrays, template arguments and
     scalars; `x_shape[i]` in it becomes a number at the call.
 
-    Inputs are made row-contiguous where they are not.
+    Inputs are made row-contiguous where they are not. residents: blocks that must fit on one
+    multiprocessor; 0 where that does not matter.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Kernel:
     outputs: tuple[str, ...]
     body: str
     header: str
+    residents: int = 0
     _made: dict[Any, tuple[str, bytes]] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(
@@ -87,6 +89,12 @@ class Kernel:
             ensure_row_contiguous=True,
         )
 
+    @property
+    def bounds(self) -> str:
+        """Without them the compiler counts on 1024 threads and spills what does not fit in 64
+        registers."""
+        return f"__launch_bounds__({THREADS}{f', {self.residents}' if self.residents else ''})"
+
     def text(self, symbol: str, template: Template, dtypes: Sequence[Any], given: Scalars) -> str:
         """The whole source of one variant."""
         arrays = [*self.inputs, *self.outputs]
@@ -107,7 +115,7 @@ class Kernel:
         body = SHAPE.sub(r"\1_dim\2", self.body)
         return (
             f"{PREAMBLE}{self.header}\n"
-            f'extern "C" __global__ void {BOUNDS} {symbol}(\n  '
+            f'extern "C" __global__ void {self.bounds} {symbol}(\n  '
             + ",\n  ".join(parameters)
             + ") {\n"
             + "\n".join(constants)
@@ -122,6 +130,20 @@ class Kernel:
         words.append("".join(TYPES[dtype].strip("_")[0] for dtype in dtypes))
         symbol = "_".join(["dflash", self.name, *words])
         return symbol, compiled(symbol, self.text(symbol, template, dtypes, given))
+
+
+@cache
+def resident_blocks() -> int:
+    """Blocks that a launch of several steps has: all of them run at once."""
+    return RESIDENTS * multiprocessors()
+
+
+@cache
+def grid_words() -> mx.array:
+    """The two words of `Grid` in primitives.cu, which every launch leaves as it found them."""
+    words = mx.zeros((2,), dtype=mx.uint32)
+    mx.eval(words)
+    return words
 
 
 @cache

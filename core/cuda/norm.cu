@@ -5,8 +5,9 @@ namespace dflash {
 
 template <typename In, int D>
 __device__ __forceinline__ void gated_norm(
-    const In* x, const In* weight, const In* gate, In* out, int count, float eps) {
-  const int lane = threadIdx.x % 32, index = blockIdx.x * kWarps + threadIdx.x / 32;
+    const In* x, const In* weight, const In* gate, In* out, int count, float eps,
+    int block) {
+  const int lane = threadIdx.x % 32, index = block * kWarps + threadIdx.x / 32;
   if (index >= count) return;
   const size_t base = size_t(index) * D;
   float value[D / 32], squares = 0.0f;

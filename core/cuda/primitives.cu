@@ -6,6 +6,8 @@ using bf16 = __nv_bfloat16;
 
 constexpr int kWarps = 8;  // warps of a block; they share out the sum over k
 
+struct Nothing {};  // of shared memory
+
 // 16 bytes that are read once: kept out of the L1, where the activations live. Volatile, so that
 // the loads of a step stay ahead of its arithmetic.
 __device__ __forceinline__ uint4 load_once(const void* address) {
@@ -16,9 +18,10 @@ __device__ __forceinline__ uint4 load_once(const void* address) {
   return v;
 }
 
-// 16 bytes that other warps read too.
+// 16 bytes that other warps read too. Not __ldg: a step before, in the same launch, may have
+// written them.
 __device__ __forceinline__ uint4 load_shared_line(const void* address) {
-  return __ldg(reinterpret_cast<const uint4*>(address));
+  return *reinterpret_cast<const uint4*>(address);
 }
 
 // c (16 x 8) += a (16 x 16) * b (16 x 8): bfloat16 in, float32 out, one warp.
@@ -72,6 +75,31 @@ __device__ __forceinline__ unsigned low_halves(unsigned a, unsigned b) {
 __device__ __forceinline__ unsigned high_halves(unsigned a, unsigned b) {
   return __byte_perm(a, b, 0x7632);
 }
+
+// Where all blocks of a launch wait for each other; all of them must be resident. Two words, zero
+// before the first launch and between any two: how many have come, and how often all have.
+struct Grid {
+  unsigned* words;
+
+  __device__ __forceinline__ void sync() const {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      volatile unsigned* turns = words + 1;
+      const unsigned turn = *turns;
+      __threadfence();  // what this block wrote is seen before it is counted
+      if (atomicAdd(words, 1) == gridDim.x - 1) {
+        words[0] = 0;
+        __threadfence();
+        atomicAdd(words + 1, 1);
+      } else {
+        while (*turns == turn) {
+        }
+      }
+      __threadfence();
+    }
+    __syncthreads();
+  }
+};
 
 __device__ __forceinline__ int warp_xor(int value, int mask) {
   return __shfl_xor_sync(0xFFFFFFFFu, value, mask);

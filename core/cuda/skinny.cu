@@ -160,13 +160,13 @@ struct Quantized {
 // and those of the first while the rows are measured.
 template <int RT, int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void accumulate(
-    Sums<RT, MT>& sums, const Weights (&tiles)[RT], const Rows& rows, int M, int K) {
+    Sums<RT, MT>& sums, const Weights (&tiles)[RT], const Rows& rows, int M, int K, bool measure) {
   using Stage = typename Weights::template Stage<RT, MT, Rows>;
   const int steps = K / Stage::kStep, stride = kWarps * Stage::U;
   Stage stages[2];
   int first = threadIdx.x / 32;
   if (first < steps) stages[0].load(tiles, rows, M, K, first);
-  rows.measure(M, K);
+  if (measure) rows.measure(M, K);
   while (first < steps) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
@@ -201,15 +201,21 @@ struct Block {
   }
 };
 
+// What a projection keeps in shared memory: beside the sums, what its rows measured.
+template <int RT, int MT, int FACTORS>
+struct Held {
+  Block<RT, MT> block;
+  float factors[FACTORS];
+};
+
 // out (M, N) = x w^T, plus `residual` (M, N) where there is one: the outputs from `first` on,
 // whose weights are in `tiles`.
 template <int RT, int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void project(
     const Weights (&tiles)[RT], const Rows& rows, const bf16* residual, bf16* out, int M, int N,
-    int K, int first) {
-  __shared__ Block<RT, MT> block;
+    int K, int first, bool measure, Block<RT, MT>& block) {
   Sums<RT, MT> sums;
-  accumulate(sums, tiles, rows, M, K);
+  accumulate(sums, tiles, rows, M, K, measure);
   block.put(sums);
   __syncthreads();
   for (int i = threadIdx.x; i < RT * 16 * M; i += kWarps * 32) {
@@ -221,23 +227,24 @@ __device__ __forceinline__ void project(
   }
 }
 
-// out (M, N) = silu(x gate^T) * (x up^T), rounded where the separate operations round.
+// out (M, N) = silu(x gate^T) * (x up^T), 16 outputs from `first` on, rounded where the separate
+// operations round.
 template <int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void gated(
-    const Weights (&tiles)[2], const Rows& rows, bf16* out, int M, int N, int K) {
-  __shared__ Block<2, MT> block;
+    const Weights (&tiles)[2], const Rows& rows, bf16* out, int M, int N, int K, int first,
+    bool measure, Block<2, MT>& block) {
   Sums<2, MT> sums;
-  accumulate(sums, tiles, rows, M, K);
+  accumulate(sums, tiles, rows, M, K, measure);
   block.put(sums);
   __syncthreads();
   for (int i = threadIdx.x; i < 16 * M; i += kWarps * 32) {
     const int output = i % 16, row = i / 16;
-    if (int(blockIdx.x) * 16 + output >= N) continue;
+    if (first + output >= N) continue;
     const float gate = float(bf16(block.total(output, row)));
     const float up = float(bf16(block.total(16 + output, row)));
     const float sigmoid = float(bf16(1.0f / (1.0f + expf(-gate))));
     const float silu = float(bf16(gate * sigmoid));
-    out[size_t(row) * N + size_t(blockIdx.x) * 16 + output] = bf16(silu * up);
+    out[size_t(row) * N + first + output] = bf16(silu * up);
   }
 }
 

@@ -6,14 +6,21 @@ namespace dflash {
 // The projection to deltas, and the convolution before a branch: a block has the deltas of 16
 // groups for every tap of one plane, and convolves the channels of plane 0; plane 1 is written.
 // mixed (M, D); later (M, TAPS, G).
-template <int TAPS, int MT, typename Weights, typename Rows>
+template <int TAPS, int MT, int FACTORS>
+struct HeldBefore {  // in shared memory
+  Block<TAPS, MT> block;
+  float factors[FACTORS];
+  float deltas[MT * 8][TAPS][16];
+};
+
+template <int TAPS, int MT, typename Weights, typename Rows, typename Memory>
 __device__ __forceinline__ void project_and_convolve(
     const Weights (&tiles)[TAPS], const Rows& rows, const bf16* base, bf16* mixed, bf16* later, int M,
-    int D, int G, int plane, int first) {
-  __shared__ Block<TAPS, MT> block;
-  __shared__ float deltas[MT * 8][TAPS][16];
+    int D, int G, int plane, int first, bool measure, Memory& held) {
+  auto& deltas = held.deltas;
+  auto& block = held.block;
   Sums<TAPS, MT> sums;
-  accumulate(sums, tiles, rows, M, D);
+  accumulate(sums, tiles, rows, M, D, measure);
   block.put(sums);
   __syncthreads();
   for (int i = threadIdx.x; i < M * TAPS * 16; i += kWarps * 32) {
@@ -37,14 +44,21 @@ __device__ __forceinline__ void project_and_convolve(
 
 // The projection that ends a branch, the convolution after it, and the residual: out (M, N) =
 // residual + conv(x w^T), in float32. deltas (M, TAPS, G) of plane 1, N channels.
+template <int MT>
+struct HeldAfter {  // in shared memory
+  Block<1, MT> block;
+  float y[MT * 8][16];
+};
+
 template <int TAPS, int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void convolve_and_add(
     const Weights (&tiles)[1], const Rows& rows, const bf16* deltas, const bf16* base,
-    const float* residual, float* out, int M, int N, int K, int G, int first) {
-  __shared__ Block<1, MT> block;
-  __shared__ float y[MT * 8][16];
+    const float* residual, float* out, int M, int N, int K, int G, int first,
+    bool measure, HeldAfter<MT>& held) {
+  auto& block = held.block;
+  auto& y = held.y;
   Sums<1, MT> sums;
-  accumulate(sums, tiles, rows, M, K);
+  accumulate(sums, tiles, rows, M, K, measure);
   block.put(sums);
   __syncthreads();
   for (int i = threadIdx.x; i < 16 * M; i += kWarps * 32)
