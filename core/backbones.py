@@ -15,9 +15,10 @@ import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from .caches import CacheKind, GdnCache, Held, SlidingCache, own_caches, window_of
+from .caches import CacheKind, GdnCache, SlidingCache, own_caches, window_of
 from .errors import UnsupportedModel
 from .gdn import GdnTape, gdn_forward, replay
+from .gdn_cache import Held
 
 
 class Backbone(ABC):

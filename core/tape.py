@@ -12,8 +12,9 @@ from typing import Any
 
 from mlx_lm.models.cache import ArraysCache
 
-from .caches import Held, holds, offset_of, put
+from .caches import offset_of
 from .errors import RollbackError
+from .gdn_cache import Held, holds, put
 
 ReplayLayers = Callable[[Sequence[Any], int], Sequence[Held | None]]
 """(tapes per layer, rows to keep) -> per layer (window, state), or the cut that gives them."""

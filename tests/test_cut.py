@@ -16,18 +16,11 @@ from snapshots import bits, meaning, whole
 from tiny import make_target, prompt
 
 from dflash_suite.core.bookmark import take_bookmark
-from dflash_suite.core.caches import (
-    Cut,
-    GdnCache,
-    cache_arrays,
-    cut_of,
-    fork_cache,
-    held_rows,
-    put,
-)
+from dflash_suite.core.caches import cache_arrays, fork_cache, held_rows
 from dflash_suite.core.cuda.backbone import FusedBackbone
 from dflash_suite.core.cuda.ops import OpKernels
 from dflash_suite.core.errors import RollbackError
+from dflash_suite.core.gdn_cache import Cut, GdnCache, cut_of, put
 from dflash_suite.core.lookahead import Lookahead
 from dflash_suite.core.reuse import return_to, take_mark
 from dflash_suite.core.target import Target, TargetPass

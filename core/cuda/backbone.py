@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..backbones import HybridBackbone
-from ..caches import Held
 from ..gdn import GdnTape
+from ..gdn_cache import Held
 from .fused import Compile, FusedDecoder
 from .kernels import MAX_ROWS, CudaKernels, cuda_in_use, fits_gdn, fits_linear
 from .ops import OpKernels

@@ -15,8 +15,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 
-from ..caches import Cut, Held, cut_of, put
 from ..device import start_on_gpu
+from ..gdn_cache import Cut, Held, cut_of, put
 from .attention import attend, prepare
 from .ops import OpKernels
 
