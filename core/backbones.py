@@ -18,6 +18,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from .caches import CacheKind, GdnCache, SlidingCache, own_caches, window_of
 from .errors import UnsupportedModel
 from .gdn import GdnTape, gdn_forward, replay
+from .gdn_cache import Held
 
 
 class Backbone(ABC):
@@ -65,8 +66,8 @@ class Backbone(ABC):
         """The GDN module behind each entry of the cache, None for attention layers."""
         return [None] * len(self.layers)
 
-    def replay(self, tapes: Sequence[Any], keep: int) -> list[tuple[mx.array, mx.array] | None]:
-        """Per layer (window, state) after a block's first `keep` rows; None where there is no
+    def replay(self, tapes: Sequence[Any], keep: int) -> Sequence[Held | None]:
+        """Per layer what its cache holds after a block's first `keep` rows; None where there is no
         tape."""
         return [
             None if tape is None else replay(layer, tape, keep)

@@ -1,4 +1,4 @@
-"""The target's caches: what kind a list of them is, where it stands, and two classes of our own.
+"""The target's caches: what kind a list of them is, where it stands, and our own sliding class.
 
 A hybrid target has a recurrent cache per Gated DeltaNet layer and a KV cache per attention layer;
 a plain transformer has KV caches only, of which some may slide.
@@ -14,54 +14,9 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from .errors import CacheError, UnsupportedCache
+from .gdn_cache import GdnCache, cut_of
 
 CacheKind = Literal["Hybrid", "KV", "empty", "unknown"]
-
-
-class GdnCache(ArraysCache):
-    """mlx-lm's recurrent cache, plus the number of tokens it has seen.
-
-    Entry 0 is the convolution window (1, kernel - 1, channels), entry 1 the float32 state
-    (1, value heads, value dim, key dim).
-    """
-
-    def __init__(self, size: int = 2, left_padding: list[int] | None = None) -> None:
-        super().__init__(size, left_padding)
-        self.offset = 0
-
-    @classmethod
-    def merge(cls, caches: Sequence[GdnCache]) -> GdnCache:
-        """A batch of them, as mlx-lm's own batches are made; counts the longest sequence."""
-        merge: Any = super().merge
-        merged: GdnCache = merge(caches)
-        merged.offset = max(cache.offset for cache in caches)
-        return merged
-
-    def advance(self, N: int) -> None:
-        """Count N more tokens; called by the layer, ours or mlx-lm's own."""
-        advance: Any = super().advance
-        advance(N)
-        self.offset += N
-
-    def size(self) -> int:
-        """Tokens seen."""
-        return self.offset
-
-    def extract(self, idx: int) -> GdnCache:
-        """One sequence of the batch, as a cache of this class."""
-        single = GdnCache()
-        single.cache = [None if c is None else c[idx : idx + 1] for c in self.cache]
-        single.offset = self.offset
-        return single
-
-    @property
-    def state(self) -> Any:
-        """Arrays, padding and lengths as mlx-lm's, then the offset."""
-        return (*super().state, self.offset)
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        self.cache, self.left_padding, self.lengths, self.offset = value
 
 
 class SlidingCache(RotatingKVCache):
@@ -213,11 +168,17 @@ def held_rows(layer: Any) -> list[mx.array]:
 
 
 def cache_arrays(cache: Sequence[Any]) -> list[mx.array]:
-    """Every array that the caches hold, for one evaluation."""
+    """Every array that the caches hold, for one evaluation; of a cut what it is cut from."""
     arrays: list[mx.array] = []
     for layer in cache:
-        held = layer.cache if isinstance(layer, ArraysCache) else (layer.keys, layer.values)
-        arrays.extend(array for array in held if array is not None)
+        cut = cut_of(layer)
+        if cut is not None:
+            found: Sequence[mx.array | None] = [cut.windows, cut.states]
+        elif isinstance(layer, ArraysCache):
+            found = layer.cache
+        else:
+            found = [layer.keys, layer.values]
+        arrays.extend(array for array in found if array is not None)
     return arrays
 
 

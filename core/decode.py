@@ -222,7 +222,7 @@ class Generation:
         if self.emitter.reason is not None:
             self.ahead.drop()
         if verified.drafts:
-            # A fused target's caches are views by now, and the next draft does not wait for them.
+            # A fused target's caches are cuts by now, and the next draft does not wait for them.
             caches = [] if self.target.is_fused else cache_arrays(self.cache)
             start_on_gpu([*caches, *self.contexts.state()])
         self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])

@@ -39,6 +39,11 @@ class GdnTape:
         """Rows of the block."""
         return int(self.q.shape[1])
 
+    @property
+    def left(self) -> tuple[mx.array, mx.array]:
+        """What the block left in the cache."""
+        return self.conv_out, self.state_out
+
 
 def gdn_forward(
     layer: Any, x: mx.array, cache: Any, *, record: bool

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
 
 from .caches import offset_of
 from .errors import RollbackError
+from .gdn_cache import Held, holds, put
 
-ReplayLayers = Callable[[Sequence[Any], int], list[tuple[mx.array, mx.array] | None]]
-"""(tapes per layer, rows to keep) -> per layer (window, state)."""
+ReplayLayers = Callable[[Sequence[Any], int], Sequence[Held | None]]
+"""(tapes per layer, rows to keep) -> per layer (window, state), or the cut that gives them."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ def replay_tape(
     if kv_rollback == 0:
         return
     restored = replay_layers(tape.layers, n_accepted)
-    for entry, arrays in zip(cache, restored, strict=True):  # nothing below can fail
-        if arrays is None:
+    for entry, held in zip(cache, restored, strict=True):  # nothing below can fail
+        if held is None:
             entry.trim(kv_rollback)
         else:
-            entry[0], entry[1] = arrays
+            put(entry, held)
             entry.advance(-kv_rollback)
 
 
@@ -93,7 +94,7 @@ def _check_layer(
         raise RollbackError(f"attention layer {index} has a rollback tape; only GDN layers do")
     if layer is not None and record is None:
         raise RollbackError(f"GDN layer {index} is missing its rollback tape")
-    recurrent = hasattr(entry, "cache")
+    recurrent = isinstance(entry, ArraysCache)
     if recurrent != (layer is not None):
         expected = "KV" if layer is None else "recurrent"
         raise RollbackError(f"layer {index} needs a {expected} cache, got {type(entry).__name__}")
@@ -109,7 +110,7 @@ def _check_layer(
         )
     if record is None and (offset is None or offset < kv_rollback):
         raise RollbackError(f"layer {index} holds {offset} tokens, cannot drop {kv_rollback}")
-    if record is not None and (entry[0] is not record.conv_out or entry[1] is not record.state_out):
+    if record is not None and not holds(entry, record.left):
         raise RollbackError(
             f"GDN layer {index} no longer holds what the tape's block left there: the tape "
             "belongs to another cache or to an earlier block"

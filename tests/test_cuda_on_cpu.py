@@ -173,6 +173,7 @@ def test_the_recurrence_leaves_every_state_and_window(dtype: mx.Dtype) -> None:
     bound = 1e-5 if dtype == mx.float32 else 2e-2
     for found, right in zip((y, states, windows), expected, strict=True):
         assert found.shape == right.shape and distance(found, right) < bound
+    from_block(layer, (qkv[:, :3], a[:, :3], b[:, :3]), windows, states)
     whole = kernels.gdn(layer, qkv, window, a, b, state)
     assert mx.array_equal(whole[1], states[-1:]) and mx.array_equal(whole[2], windows[:, rows:])
     for row in range(rows):
@@ -184,6 +185,29 @@ def test_the_recurrence_leaves_every_state_and_window(dtype: mx.Dtype) -> None:
     z = mx.random.normal(y.shape).astype(dtype)
     plain = mx.fast.rms_norm(y, norm.weight, 1e-6) * nn.silu(z.astype(mx.float32))
     assert distance(kernels.gated_norm(norm, y, z), plain.reshape(1, rows, -1)) < bound
+
+
+def from_block(layer: Any, fed: tuple[mx.array, ...], windows: mx.array, states: mx.array) -> None:
+    """Rows behind any kept prefix of a block: from its arrays whole as from the prefix cut out."""
+    qkv, a, b = fed
+    found = []
+    for every in (True, False):
+        for keep in (1, 2, 16, states.shape[0]):
+            place = mx.array([5, keep], dtype=mx.int32)  # of the position nothing depends
+            whole = CudaKernels().gdn(layer, qkv, windows, a, b, states, every, place)
+            plain = OpKernels().gdn(layer, qkv, windows, a, b, states, every, place)
+            window, state = windows[:, keep : keep + 3], states[keep - 1 : keep]
+            cut = CudaKernels().gdn(layer, qkv, window, a, b, state, every)
+            right = OpKernels().gdn(layer, qkv, window, a, b, state, every)
+            for index in range(3):
+                assert mx.array_equal(whole[index], cut[index])
+                assert mx.array_equal(plain[index], right[index])
+            none = mx.array([5, 0], dtype=mx.int32)
+            for one, other in ((CudaKernels(), cut), (OpKernels(), right)):
+                settled = one.gdn(layer, qkv, window, a, b, state, every, none)
+                assert all(mx.array_equal(x, y) for x, y in zip(settled, other, strict=True))
+            found.append(cut[0])
+    assert not mx.array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 5), (4, 140), (8, 260)])

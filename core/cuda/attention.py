@@ -49,7 +49,8 @@ def prepare(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Norms and rotation: queries (1, T, H, S), the first D of S; keys and values (1, T, Hk, D).
 
-    position: (1,) int32, of the first row. Returns (1, H, T, D) and twice (1, Hk, T, D).
+    position: int32, its first number that of the first row. Returns (1, H, T, D) and twice
+    (1, Hk, T, D).
     """
     queries, keys, values = heads
     _, rows, count, _ = queries.shape
@@ -100,8 +101,8 @@ def attend(
 ) -> mx.array:
     """queries (1, H, T, D) over whole buffers of keys and values (1, Hk, capacity, D).
 
-    span: (2,) int32, the first buffer row that counts and the rows of context from there on; the
-    queries' own T keys stand behind them, or in block: keys and values
+    span: int32, of which the first two: the first buffer row that counts and the rows of context
+    from there on; the queries' own T keys stand behind them, or in block: keys and values
     (1, Hk, T, D).
     Causal rows see keys up to their own; a window cuts context keys that are `window` or more
     back. gate (1, T, H, S): the last D of S gate the output through their sigmoid. Returns

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ..backbones import HybridBackbone
 from ..gdn import GdnTape
+from ..gdn_cache import Held
 from .fused import Compile, FusedDecoder
 from .kernels import MAX_ROWS, CudaKernels, cuda_in_use, fits_gdn, fits_linear
 from .ops import OpKernels
@@ -72,7 +73,7 @@ class FusedBackbone(HybridBackbone):
             )
         )
 
-    def replay(self, tapes: Sequence[Any], keep: int) -> list[tuple[mx.array, mx.array] | None]:
+    def replay(self, tapes: Sequence[Any], keep: int) -> Sequence[Held | None]:
         wide = any(isinstance(tape, GdnTape) for tape in tapes)
         return super().replay(tapes, keep) if wide else self._decoder.replay(tapes, keep)
 

@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 
 from ..device import start_on_gpu
+from ..gdn_cache import Cut, Held, cut_of, put
 from .attention import attend, prepare
 from .ops import OpKernels
 
@@ -24,28 +25,13 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class FusedTape:
-    """What a verified block leaves of one layer, so that any kept prefix is a view of it.
+    """What a verified block leaves of one layer, so that any kept prefix is another cut of it.
 
-    rows: T; windows: (1, kernel - 1 + T, channels), the convolution's input; states: (T, value
-    heads, value dim, key dim), after each row; conv_out, state_out: their ends, as the cache holds
-    them.
+    rows: T; left: the cut that keeps them all, as the block left it in the cache.
     """
 
     rows: int
-    windows: mx.array
-    states: mx.array
-    conv_out: mx.array
-    state_out: mx.array
-
-
-def cut_tapes(keep: int, held: Sequence[Sequence[mx.array]]) -> list[list[mx.array]]:
-    """[window, state] of each tape's [windows, states] as if only the first `keep` rows had been
-    fed; traced, since 48 slices cost Python more than they cost the device."""
-    ends = []
-    for windows, states in held:
-        before = windows.shape[1] - states.shape[0]
-        ends.append([windows[:, keep : keep + before], states[keep - 1 : keep]])
-    return ends
+    left: Cut
 
 
 @dataclass(frozen=True)
@@ -98,8 +84,6 @@ class FusedDecoder:
             for record in (False, True)
         }
         self._attention = compile(attend_gated)
-        self._compile = compile
-        self._cuts: dict[int, Callable[..., Any]] = {}
         self._fits: dict[tuple[int, mx.Dtype], bool] = {}
 
     def run(
@@ -111,22 +95,21 @@ class FusedDecoder:
         outputs: dict[int, mx.array] = {}
         tapes: list[FusedTape | None] = [None] * len(self._layers)
         mixed: list[mx.array] = []
-        span = mx.array([0, self._position(cache)], dtype=mx.int32)
-        position = span[1:]
+        keep, held = self._held(cache, rows, hidden.dtype)
+        span = mx.array([0, self._position(cache), keep], dtype=mx.int32)
+        place = span[1:]
         for segment, run in zip(self._segments, self._passes[record], strict=True):
-            states = [
-                self._state(self._layers[index].linear_attn, cache[index], hidden.dtype)
-                for index in segment.gdn
-            ]
-            hidden, after, gdn = run(hidden, mixed, states, position)
+            states = [held[index] for index in segment.gdn]
+            hidden, after, gdn = run(hidden, mixed, states, place)
             if segment.before is not None:
                 outputs[segment.before] = gdn[-1][-1]
             for index, made in zip(segment.gdn, gdn, strict=False):
-                window, state, outputs[index] = made[-3:]
-                cache[index][0], cache[index][1] = window, state
+                window, state, outputs[index] = made
+                left = Cut(window, state, rows) if record else (window, state)
+                put(cache[index], left)
                 cache[index].advance(rows)
-                if record:
-                    tapes[index] = FusedTape(rows, made[0], made[1], window, state)
+                if isinstance(left, Cut):
+                    tapes[index] = FusedTape(rows, left)
             if segment.after is not None:
                 layer = self._layers[segment.after]
                 mixed = self._attend(layer, after, cache[segment.after], span)
@@ -143,14 +126,28 @@ class FusedDecoder:
         out: mx.array = gdn.out_proj(gdn.norm(y, z).reshape(1, x.shape[1], -1))
         return out
 
-    def replay(self, tapes: Sequence[FusedTape | None], keep: int) -> list[Any]:
-        """Per layer (window, state) as if only the first `keep` rows had been fed, None for
-        attention layers; bitwise what feeding them gives, and no work for the device."""
-        if keep not in self._cuts:
-            self._cuts[keep] = self._compile(partial(cut_tapes, keep))
-        held = [[tape.windows, tape.states] for tape in tapes if tape is not None]
-        ends = iter(self._cuts[keep](held))
-        return [None if tape is None else next(ends) for tape in tapes]
+    def replay(self, tapes: Sequence[FusedTape | None], keep: int) -> list[Held | None]:
+        """Per layer the cut after the first `keep` rows, None for attention layers; bitwise what
+        feeding them gives, and no array is made: the next pass begins inside the block's."""
+        return [
+            None if tape is None else Cut(tape.left.windows, tape.left.states, keep)
+            for tape in tapes
+        ]
+
+    def _held(
+        self, cache: Sequence[Any], rows: int, dtype: mx.Dtype
+    ) -> tuple[int, dict[int, tuple[mx.array, mx.array]]]:
+        """(rows kept of the last block, per GDN layer its windows and states), or (0, each window
+        and state): where caches hold arrays, or cuts that differ. A block of another width is cut
+        here, since each pair of widths would be a trace of its own."""
+        indices = [index for segment in self._segments for index in segment.gdn]
+        cuts = {index: cut_of(cache[index]) for index in indices}
+        held = {i: (c.windows, c.states) for i, c in cuts.items() if c and c.rows == rows}
+        keeps = {cut.keep for cut in cuts.values() if cut is not None}
+        if len(held) == len(indices) and len(keeps) == 1:
+            return keeps.pop(), held
+        layers = {index: self._layers[index].linear_attn for index in indices}
+        return 0, {i: self._state(layer, cache[i], dtype) for i, layer in layers.items()}
 
     def _state(self, layer: Any, entry: Any, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         """(window, state) of a GDN layer's cache; zeros before the first row."""
@@ -175,7 +172,7 @@ class FusedDecoder:
         hidden: mx.array,
         mixed: list[mx.array],
         states: list[Any],
-        position: mx.array,
+        place: mx.array,
     ) -> tuple[mx.array, list[mx.array], list[Any]]:
         """(hidden, what attention needs next, per GDN layer what the cache and tape need); the
         last entry of the list is the output of `before` where there is one."""
@@ -187,23 +184,27 @@ class FusedDecoder:
             hidden = self._mlp(layer, self.kernels.linear(layer.self_attn.o_proj, x, hidden))
             first = [[hidden]]
         for index, (window, state) in zip(segment.gdn, states, strict=True):
-            hidden, arrays = self._gdn(self._layers[index], hidden, window, state, record)
+            hidden, arrays = self._gdn(self._layers[index], hidden, window, state, record, place)
             made.append([*arrays, hidden])
         if segment.after is None:
             return self._norm(hidden), [], made + first
-        inputs = self._attention_inputs(self._layers[segment.after], hidden, position)
+        inputs = self._attention_inputs(self._layers[segment.after], hidden, place)
         return hidden, inputs, made + first
 
     def _gdn(
-        self, layer: Any, hidden: mx.array, window: mx.array, state: mx.array, record: bool
+        self,
+        layer: Any,
+        hidden: mx.array,
+        window: mx.array,
+        state: mx.array,
+        record: bool,
+        place: mx.array,
     ) -> tuple[mx.array, list[mx.array]]:
         gdn, kernels = layer.linear_attn, self.kernels
         qkv, z, a, b = self._project(gdn, hidden, layer.input_layernorm)
-        rows = hidden.shape[1]
-        y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record)
+        y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record, place)
         hidden = kernels.linear_gate_normed(gdn.out_proj, y, gdn.norm, z, hidden)
-        ends = [window[:, rows:], state[rows - 1 :]] if record else []
-        return self._mlp(layer, hidden), [window, state, *ends]
+        return self._mlp(layer, hidden), [window, state]
 
     def _project(
         self, gdn: Any, x: mx.array, norm: Any = None

@@ -6,7 +6,8 @@
 // them; taps (C, KS); a, b (T, Hv); a_log (Hv) float32; dt_bias (Hv); state (Hv, Dv, Dk) float32.
 // Out: y (T, Hv, Dv); the state and the window after the last row, or with EVERY the state after
 // each row (T, Hv, Dv, Dk) and all rows of the convolution's input (KS - 1 + T, C), so that a
-// rollback is a view and no work.
+// rollback is a view and no work. place[1] (int): how many rows of an earlier block are kept where
+// window and state are all that its EVERY gave, 0 where they are one window and one state.
 // Rounds to In where mlx-lm's separate operations round. Row t depends on rows up to t alone, in
 // an order that does not know T: T rows are bitwise T calls of one row.
 
@@ -39,6 +40,12 @@ struct Layer {
   const In* window;
   const In* taps;
   int T;
+
+  // What comes before the next row where the first `keep` rows of a block were kept.
+  static __device__ __forceinline__ size_t window_at(int keep) { return size_t(keep) * C; }
+  static __device__ __forceinline__ size_t state_at(int keep) {
+    return keep > 0 ? size_t(keep - 1) * Hv * Dv * Dk : 0;
+  }
 
   // Row `row` of the convolution's input: the window's rows are -(KS - 1) .. -1.
   __device__ __forceinline__ float input(int row, int channel) const {

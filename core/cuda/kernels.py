@@ -170,11 +170,12 @@ class CudaKernels(OpKernels):
         b: mx.array,
         state: mx.array,
         every: bool = False,
+        place: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, mx.array]:
         if not fits_gdn(layer, qkv):
-            return super().gdn(layer, qkv, window, a, b, state, every)
+            return super().gdn(layer, qkv, window, a, b, state, every, place)
         heads, value_dim = layer.num_v_heads, layer.head_v_dim
-        rows, before, channels = qkv.shape[1], *window.shape[1:]
+        rows, before, channels = qkv.shape[1], layer.conv_kernel_size - 1, qkv.shape[2]
         y, states, windows = sources.gdn_kernel()(
             inputs=[
                 qkv,
@@ -185,6 +186,7 @@ class CudaKernels(OpKernels):
                 layer.A_log.astype(mx.float32),
                 layer.dt_bias,
                 state,
+                mx.array([0, 0], dtype=mx.int32) if place is None else place,
             ],
             template=[
                 ("In", qkv.dtype),

@@ -63,14 +63,19 @@ class OpKernels:
         b: mx.array,
         state: mx.array,
         every: bool = False,
+        place: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, mx.array]:
         """(y (1, T, Hv, Dv), state, window) of one layer between its projections.
 
         qkv: (1, T, channels) before the convolution; window: (1, kernel - 1, channels) before it.
         every: instead the states after each row (T, Hv, Dv, Dk), and the window and the rows in
-        one (1, kernel - 1 + T, channels), of which any kept prefix is a view.
+        one (1, kernel - 1 + T, channels), of which any kept prefix is a view. place: (2,) int32,
+        of which the second says how many rows of an earlier block are kept where window and state
+        are all that its `every` gave; 0, or no place: they are what they are.
         """
         rows = qkv.shape[1]
+        if place is not None:
+            window, state = kept(window, state, layer.conv_kernel_size - 1, place[1:])
         conv_input = mx.concatenate([window, qkv], axis=1)
         q, k, v = convolve(layer, conv_input, rows)
         if not every:
@@ -102,6 +107,16 @@ def normed(norm: Any, x: mx.array) -> mx.array:
         return x
     out: mx.array = norm(x)
     return out.astype(norm.weight.dtype)
+
+
+def kept(
+    windows: mx.array, states: mx.array, before: int, keep: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`Cut.arrays` for a number (1,) that the device has, so that a traced caller need not know it;
+    before: the window's rows."""
+    window = mx.slice(windows, keep, (1,), (1, before, windows.shape[2]))
+    state = mx.slice(states, mx.maximum(keep - 1, 0), (0,), (1, *states.shape[1:]))
+    return window, state
 
 
 def split_heads(

@@ -58,8 +58,10 @@ ROWS = {
 """How a projection reads its rows, by the suffix of the kernel's name."""
 ROW_INPUTS = {"": ["x"], "_normed": ["x", "norm"], "_gate_normed": ["x", "norm", "gate"]}
 GDN = """
-  const dflash::Layer<In, Hk, Hv, Dk, Dv, KS, EVERY> layer{qkv, window, taps, int(qkv_shape[1])};
-  layer.run(a, b, a_log, dt_bias, state, y, states, windows);
+  using Layer = dflash::Layer<In, Hk, Hv, Dk, Dv, KS, EVERY>;
+  const int keep = place[1];
+  const Layer layer{qkv, window + Layer::window_at(keep), taps, int(qkv_shape[1])};
+  layer.run(a, b, a_log, dt_bias, state + Layer::state_at(keep), y, states, windows);
 """
 PREPARE = """
   dflash::prepare<In, D, ROPE>(
@@ -210,7 +212,7 @@ def gated_kernel(quantized: bool, rows: str) -> Kernel:
 @cache
 def gdn_kernel() -> Kernel:
     """One Gated DeltaNet layer between its projections."""
-    inputs = ["qkv", "window", "taps", "a", "b", "a_log", "dt_bias", "state"]
+    inputs = ["qkv", "window", "taps", "a", "b", "a_log", "dt_bias", "state", "place"]
     return make("gdn", inputs, ["y", "states", "windows"], GDN, "gdn")
 
 

@@ -195,6 +195,7 @@ def check_gdn(dtype: mx.Dtype, rows: int) -> int:
         bitwise &= bool(mx.array_equal(one_window, every[2][:, row + 1 : row + 4]))
     if rows <= 40:
         bitwise &= bool(mx.array_equal(one_state, after) and mx.array_equal(one_window, left))
+        bitwise &= _begins_inside(layer, (qkv, a, b), every[2], every[1])
     norm_error = _check_norm(kernels, dtype, y)
     bound = 1e-5 if dtype == mx.float32 else 1e-2
     wrong = not (max(*errors, norm_error) < bound and bitwise)
@@ -204,6 +205,22 @@ def check_gdn(dtype: mx.Dtype, rows: int) -> int:
         flush=True,
     )
     return int(wrong)
+
+
+def _begins_inside(
+    layer: Any, fed: tuple[mx.array, ...], windows: mx.array, states: mx.array
+) -> bool:
+    """Rows behind a kept prefix of a block: from its arrays whole as from the prefix cut out."""
+    qkv, a, b = fed
+    same = True
+    for keep in {1, (qkv.shape[1] + 1) // 2, qkv.shape[1]}:
+        place = mx.array([3, keep], dtype=mx.int32)
+        window, state = windows[:, keep : keep + 3], states[keep - 1 : keep]
+        for every in (True, False):
+            whole = CudaKernels().gdn(layer, qkv, windows, a, b, states, every, place)
+            cut = CudaKernels().gdn(layer, qkv, window, a, b, state, every)
+            same &= all(bool(mx.array_equal(x, y)) for x, y in zip(whole, cut, strict=True))
+    return same
 
 
 def _check_norm(kernels: CudaKernels, dtype: mx.Dtype, y: mx.array) -> float:

@@ -1,5 +1,7 @@
 """Figures c and d: rollback after a partial accept over a round, and a draft over one row.
 
+A rollback is timed as the loop has it: what a fused target leaves cut is evaluated, not sliced.
+
 python examples/gpu_bench/round_cost.py --precision bf16 --context 64
 """
 

@@ -1,0 +1,125 @@
+"""A recurrent layer's cache, and the cut that it can hold unread in place of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A window and a state that nobody has sliced out yet: those after a block's first `keep` rows.
+
+    windows: (1, kernel - 1 + T, channels), the rows before the block and its own; states: (T, value
+    heads, value dim, key dim), after each row; keep: 1 to T.
+    """
+
+    windows: mx.array
+    states: mx.array
+    keep: int
+
+    @property
+    def rows(self) -> int:
+        """T, of the whole block."""
+        return self.states.shape[0]
+
+    @cached_property
+    def arrays(self) -> tuple[mx.array, mx.array]:
+        """The window (1, kernel - 1, channels) and the state (1, ...), sliced at the first call."""
+        before = self.windows.shape[1] - self.rows
+        window = self.windows[:, self.keep : self.keep + before]
+        return window, self.states[self.keep - 1 : self.keep]
+
+
+Held = Cut | tuple[mx.array, mx.array]
+"""What a recurrent layer's cache holds: (window, state), or the cut that will give them."""
+
+
+class GdnCache(ArraysCache):
+    """mlx-lm's recurrent cache, plus the number of tokens it has seen.
+
+    Entry 0 is the convolution window (1, kernel - 1, channels), entry 1 the float32 state
+    (1, value heads, value dim, key dim). A Cut stands for both until somebody reads them.
+    """
+
+    cut: Cut | None
+
+    def __init__(self, size: int = 2, left_padding: list[int] | None = None) -> None:
+        super().__init__(size, left_padding)
+        self.offset = 0
+
+    @property
+    def cache(self) -> list[Any]:
+        """The arrays, as every method of mlx-lm's reads them: a cut is made now."""
+        if self.cut is not None:
+            self.cache = list(self.cut.arrays)
+        return self._arrays
+
+    @cache.setter
+    def cache(self, arrays: list[Any]) -> None:
+        self._arrays, self.cut = arrays, None
+
+    def defer(self, cut: Cut) -> None:
+        """Hold what `cut` gives, sliced when it is read: a rollback that nobody reads is free."""
+        self._arrays, self.cut = [], cut
+
+    @classmethod
+    def merge(cls, caches: Sequence[GdnCache]) -> GdnCache:
+        """A batch of them, as mlx-lm's own batches are made; counts the longest sequence."""
+        merge: Any = super().merge
+        merged: GdnCache = merge(caches)
+        merged.offset = max(cache.offset for cache in caches)
+        return merged
+
+    def advance(self, N: int) -> None:
+        """Count N more tokens; called by the layer, ours or mlx-lm's own."""
+        advance: Any = super().advance
+        advance(N)
+        self.offset += N
+
+    def size(self) -> int:
+        """Tokens seen."""
+        return self.offset
+
+    def extract(self, idx: int) -> GdnCache:
+        """One sequence of the batch, as a cache of this class."""
+        single = GdnCache()
+        single.cache = [None if c is None else c[idx : idx + 1] for c in self.cache]
+        single.offset = self.offset
+        return single
+
+    @property
+    def state(self) -> Any:
+        """Arrays, padding and lengths as mlx-lm's, then the offset."""
+        return (*super().state, self.offset)
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.cache, self.left_padding, self.lengths, self.offset = value
+
+
+def cut_of(layer: Any) -> Cut | None:
+    """The cut that a layer's cache holds and nobody has read; None where there are arrays."""
+    return layer.cut if isinstance(layer, GdnCache) else None
+
+
+def put(layer: Any, held: Held) -> None:
+    """Make `held` what a recurrent layer's cache holds; mlx-lm's own class cannot wait."""
+    if isinstance(layer, GdnCache) and isinstance(held, Cut):
+        layer.defer(held)
+        return
+    layer[0], layer[1] = held.arrays if isinstance(held, Cut) else held
+
+
+def holds(layer: Any, held: Held) -> bool:
+    """Whether a recurrent layer's cache has `held` itself in it, no matter who has read it."""
+    cut = cut_of(layer)
+    if cut is not None:
+        return cut is held
+    window, state = held.arrays if isinstance(held, Cut) else held
+    return layer[0] is window and layer[1] is state
