@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -127,6 +128,15 @@ namespace dflash {
 
 using bf16 = __nv_bfloat16;
 constexpr int kWarps = 8;
+
+struct Nothing {};
+struct Grid {  // of one block
+  unsigned* words;
+  void sync() const {
+    if (gridDim.x != 1) abort();
+    __syncthreads();
+  }
+};
 
 inline uint4 load_once(const void* address) { return *static_cast<const uint4*>(address); }
 inline uint4 load_shared_line(const void* address) { return *static_cast<const uint4*>(address); }

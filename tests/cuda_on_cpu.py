@@ -10,20 +10,27 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
-from dflash_suite.core.cuda import launch
-from dflash_suite.core.cuda.sources import source_text
+from dflash_suite.core.cuda import launch, steps
+from dflash_suite.core.cuda.steps import source_file
+from dflash_suite.drafters.cuda import kernels as draft
 
 HEADER = Path(__file__).resolve().parent / "cuda_on_cpu.h"
 COMPILER = shutil.which("g++") if sys.platform == "linux" else None
 """Elsewhere g++ is another compiler, and coroutines have other names."""
-NUMPY: dict[mx.Dtype, Any] = {mx.bfloat16: np.uint16, mx.float32: np.float32, mx.int32: np.int32}
+NUMPY: dict[mx.Dtype, Any] = {
+    mx.bfloat16: np.uint16,
+    mx.float32: np.float32,
+    mx.int32: np.int32,
+    mx.uint32: np.uint32,
+}
 
 
 class CudaOnCpu:
@@ -35,6 +42,8 @@ class CudaOnCpu:
         self._run: dict[str, Callable[..., None]] = {}
         self.calls: list[str] = []
         monkeypatch.setattr(launch, "compiled", self._keep)
+        # Blocks run one after another, and could not wait for each other.
+        monkeypatch.setattr(steps, "resident_blocks", lambda: 1)
         monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", self._call)
 
     def _keep(self, symbol: str, text: str) -> bytes:
@@ -76,10 +85,10 @@ class CudaOnCpu:
         ]
 
     def _build(self, symbol: str, text: str) -> Callable[..., None]:
-        primitives = source_text("primitives")
+        primitives = source_file("primitives").read_text(encoding="utf-8")
         assert primitives in text and COMPILER is not None
         text = text.replace(primitives, "").replace(launch.PREAMBLE, f'#include "{HEADER}"\n')
-        pattern = rf'extern "C" __global__ void {re.escape(launch.BOUNDS)} {symbol}\((.*?)\) \{{'
+        pattern = rf'extern "C" __global__ void __launch_bounds__\([0-9, ]+\) {symbol}\((.*?)\) \{{'
         match = re.search(pattern, text, re.DOTALL)
         assert match is not None
         arguments = []
@@ -99,6 +108,19 @@ class CudaOnCpu:
         subprocess.run([COMPILER, *flags, "-o", str(library), str(source)], check=True)
         run: Callable[..., None] = ctypes.CDLL(str(library)).run
         return run
+
+
+def emulate(folders: Any) -> Iterator[CudaOnCpu]:
+    """One for a test file, since kernels are compiled once; nothing of it is left behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        forget_kernels()
+        yield CudaOnCpu(folders.mktemp("kernels"), patch)
+        forget_kernels()
+
+
+def forget_kernels() -> None:
+    steps._assemble.cache_clear()
+    draft._kernel.cache_clear()
 
 
 def _size(shape: Sequence[int], dtype: mx.Dtype) -> int:

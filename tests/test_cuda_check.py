@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from tiny import make_target
 
-from dflash_suite.core.cuda import launch, sources
+from dflash_suite.core.cuda import bodies, launch, steps
 from dflash_suite.core.cuda.backbone import FusedBackbone, fused_backbone
 from dflash_suite.core.cuda.check import compare, probe_fused
 from dflash_suite.core.cuda.kernels import cuda_in_use
 from dflash_suite.core.cuda.launch import Kernel
 from dflash_suite.core.cuda.ops import OpKernels
+from dflash_suite.core.cuda.steps import Body
 from dflash_suite.core.errors import ProbeFailed
 from dflash_suite.core.target import Target
 
@@ -60,31 +62,42 @@ def test_only_a_plain_hybrid_on_cuda_is_fused() -> None:
     assert fused_backbone(make_target("dense").backbone) is None
 
 
-KERNELS = [
-    lambda: sources.linear_kernel.__wrapped__(False, False, ""),
-    lambda: sources.linear_kernel.__wrapped__(True, True, "_gate_normed"),
-    lambda: sources.several_kernel.__wrapped__(True, 4, "_normed"),
-    lambda: sources.gated_kernel.__wrapped__(True, "_normed"),
-    lambda: sources.gdn_kernel.__wrapped__(),
-    lambda: sources.norm_kernel.__wrapped__(),
-    lambda: sources.prepare_kernel.__wrapped__(),
-    lambda: sources.prepare_keys_kernel.__wrapped__(),
-    lambda: sources.attention_kernel.__wrapped__(False),
-    lambda: sources.attention_kernel.__wrapped__(True),
-    lambda: sources.combine_kernel.__wrapped__(True),
+BODIES = [
+    bodies.linear(False, False, ""),
+    bodies.linear(True, True, "_gate_normed"),
+    bodies.several(True, 4, "_normed"),
+    bodies.gated(True, "_normed"),
+    bodies.recurrence(),
+    bodies.gated_norm(),
+    bodies.prepare(True),
+    bodies.prepare(False),
+    bodies.attend(False),
+    bodies.attend(True),
+    bodies.combine(True),
 ]
 
 
-@pytest.mark.parametrize("build", KERNELS)
-def test_kernel_text_is_whole_and_uses_its_inputs(build: Any) -> None:
-    kernel: Kernel = build()
-    text = kernel.body + kernel.header
-    assert not re.search(r"\b(TILE|FILL|ROWS|PICKS|PICK|RESIDUAL|GATE|[KV]_BLOCK)\b", kernel.body)
-    assert not re.search(r"_I\b", kernel.body)
-    for name in (*kernel.inputs, *kernel.outputs):
-        assert re.search(rf"\b{name}\b", kernel.body), f"{name} is given and not used"
+@pytest.mark.parametrize("body", BODIES)
+def test_no_hole_of_a_body_is_left(body: Body) -> None:
+    holes = r"\b(TILE|FILL|ROWS|PICKS|PICK|RESIDUAL|GATE|[KV]_BLOCK)\b"
+    assert not re.search(holes, body.text) and not re.search(r"_I\b", body.text)
+    text = body.text + "".join(file.read_text(encoding="utf-8") for file in body.files)
     for opening, closing in ("{}", "()", "[]"):
         assert text.count(opening) == text.count(closing)
+
+
+def test_steps_of_a_launch_see_what_those_before_them_made() -> None:
+    body = Body("y[block] = x[block] + N;", ())
+    first = steps._Signature("one", body, (("x", "one_x"),), ("y",), (("N", 1),), ())
+    second = steps._Signature("two", body, (("x", "one_y"),), ("y",), (("N", 2),), ("factor",))
+    kernel = steps._assemble((first, second), True)
+    assert kernel.inputs == ("one_x", "token", "words")
+    assert kernel.outputs == ("one_y", "two_y", "token_next")
+    assert kernel.residents == 2 and kernel.bounds == "__launch_bounds__(256, 2)"
+    assert "const auto* x = one_y;" in kernel.body and "auto* y = two_y;" in kernel.body
+    assert kernel.body.count(".sync();") == 1, "between the two steps, not behind the last"
+    other = steps._assemble((first, replace(second, constants=(("N", 3),))), True)
+    assert other.name != kernel.name, "MLX keeps kernels by name"
 
 
 def test_a_call_compiles_one_text_for_its_types_and_hands_over_shapes(
@@ -100,7 +113,7 @@ def test_a_call_compiles_one_text_for_its_types_and_hands_over_shapes(
 
     monkeypatch.setattr(launch, "compiled", compile)
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", lambda **call: calls.append(call))
-    kernel = sources.make("scale", ["x"], ["y"], "y[0] = In(x_shape[1] * factor + N);")
+    kernel = Kernel("scale", ("x",), ("y",), "y[0] = In(x_shape[1] * factor + N);", "")
     for rows in (2, 3):
         kernel(
             inputs=[mx.zeros((rows, 7), dtype=mx.bfloat16)],

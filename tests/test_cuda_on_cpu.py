@@ -11,16 +11,14 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from cuda_on_cpu import COMPILER, CudaOnCpu
+from cuda_on_cpu import COMPILER, CudaOnCpu, emulate
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
 from tiny_drafter import raw_drafter, write_config
 
-from dflash_suite.core.cuda import sources
 from dflash_suite.core.cuda.attention import attend, prepare, prepare_keys
 from dflash_suite.core.cuda.kernels import CudaKernels
 from dflash_suite.core.cuda.ops import OpKernels
 from dflash_suite.drafters.config import read_drafter_config
-from dflash_suite.drafters.cuda import conv as conv_kernels
 from dflash_suite.drafters.cuda import kernels as draft
 from dflash_suite.drafters.cuda.conv import after_branch, before_branch
 from dflash_suite.drafters.layers import CandidateSelector, GroupedDynamicConv, block_mask, normed
@@ -31,17 +29,7 @@ BF16 = mx.bfloat16
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
-    """One for the file, since kernels are compiled once; nothing of it is left behind."""
-    with pytest.MonkeyPatch.context() as patch:
-        forget_kernels()
-        yield CudaOnCpu(tmp_path_factory.mktemp("kernels"), patch)
-        forget_kernels()
-
-
-def forget_kernels() -> None:
-    made = [one for name, one in vars(sources).items() if name.endswith("_kernel")]
-    for maker in (*made, draft._kernel, conv_kernels._before_kernel, conv_kernels._after_kernel):
-        maker.cache_clear()
+    yield from emulate(tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)

@@ -5,15 +5,18 @@ A row's result does not depend on the other rows of the block, nor on keys that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import log2
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from . import sources
+from . import bodies
 from .launch import THREADS
+from .projections import Given
+from .steps import Step, run_step
 
 MAX_QUERIES = 64
 """Query rows of one key head that a block takes: rows times query heads a key head."""
@@ -53,22 +56,48 @@ def prepare(
     (1, Hk, T, D).
     """
     queries, keys, values = heads
-    _, rows, count, _ = queries.shape
-    kv_heads, dim = keys.shape[2:]
+    _, rows, count, wide = queries.shape
+    shapes = (count, keys.shape[2], keys.shape[3], wide)
+    inputs = {"q": queries, "k": keys, "v": values, "position": position}
+    step = prepare_step("prepare", attention, rope, inputs, rows, shapes)
+    q_out, k_out, v_out = run_step(step)
+    return q_out, k_out, v_out
+
+
+def prepare_step(
+    name: str,
+    attention: Any,
+    rope: Any,
+    inputs: Mapping[str, Given],
+    rows: int,
+    shapes: tuple[int, int, int, int],
+) -> Step:
+    """q_out, k_out, v_out. inputs: q, k, v, position; shapes: query heads, key heads, their size,
+    and a query head's with what is packed behind it."""
+    heads, kv_heads, dim, wide = shapes
     q_norm, k_norm = attention.q_norm, attention.k_norm
-    q_out, k_out, v_out = sources.prepare_kernel()(
-        inputs=[queries, keys, values, q_norm.weight, k_norm.weight, position],
-        template=[("In", queries.dtype), ("D", dim), ("ROPE", rope.dims)],
-        scalars={
+    dtype = mx.bfloat16
+    return Step(
+        name,
+        bodies.prepare(True),
+        -(-rows * (heads + 2 * kv_heads) // 8),
+        {**inputs, "q_weight": q_norm.weight, "k_weight": k_norm.weight},
+        {
+            "q_out": ((1, heads, rows, dim), dtype),
+            "k_out": ((1, kv_heads, rows, dim), dtype),
+            "v_out": ((1, kv_heads, rows, dim), dtype),
+        },
+        {"In": dtype, "D": dim, "ROPE": rope.dims},
+        {
+            "M": rows,
+            "H": heads,
+            "S": wide,
+            "HK": kv_heads,
             "q_eps": float(q_norm.eps),
             "k_eps": float(k_norm.eps),
             "log2_base": log2(rope.base),
         },
-        blocks=-(-rows * (count + 2 * kv_heads) // 8),
-        output_shapes=[(1, count, rows, dim), *[(1, kv_heads, rows, dim)] * 2],
-        output_dtypes=[queries.dtype] * 3,
     )
-    return q_out, k_out, v_out
 
 
 def prepare_keys(
@@ -76,13 +105,21 @@ def prepare_keys(
 ) -> tuple[mx.array, mx.array]:
     """As `prepare`, for rows that ask nothing: keys and values (1, T, Hk, D) -> (1, Hk, T, D)."""
     _, rows, heads, dim = keys.shape
-    k_out, v_out = sources.prepare_keys_kernel()(
-        inputs=[keys, values, attention.k_norm.weight, position],
-        template=[("In", keys.dtype), ("D", dim), ("ROPE", rope.dims)],
-        scalars={"k_eps": float(attention.k_norm.eps), "log2_base": log2(rope.base)},
-        blocks=-(-rows * 2 * heads // 8),
-        output_shapes=[(1, heads, rows, dim)] * 2,
-        output_dtypes=[keys.dtype] * 2,
+    k_out, v_out = run_step(
+        Step(
+            "prepare_keys",
+            bodies.prepare(False),
+            -(-rows * 2 * heads // 8),
+            {"k": keys, "v": values, "k_weight": attention.k_norm.weight, "position": position},
+            {name: ((1, heads, rows, dim), keys.dtype) for name in ("k_out", "v_out")},
+            {"In": keys.dtype, "D": dim, "ROPE": rope.dims},
+            {
+                "M": rows,
+                "HK": heads,
+                "k_eps": float(attention.k_norm.eps),
+                "log2_base": log2(rope.base),
+            },
+        )
     )
     return k_out, v_out
 
@@ -101,38 +138,97 @@ def attend(
 ) -> mx.array:
     """queries (1, H, T, D) over whole buffers of keys and values (1, Hk, capacity, D).
 
-    span: int32, of which the first two: the first buffer row that counts and the rows of context
-    from there on; the queries' own T keys stand behind them, or in block: keys and values
+    span: (2,) int32, the first buffer row that counts and the rows of context from there on; the
+    queries' own T keys stand behind them, or in block: keys and values
     (1, Hk, T, D).
     Causal rows see keys up to their own; a window cuts context keys that are `window` or more
     back. gate (1, T, H, S): the last D of S gate the output through their sigmoid. Returns
     (1, T, H * D). Every buffer size compiles nothing new and launches as many blocks as it has
     tiles, so that a traced caller need not know how many rows count.
     """
-    _, heads, rows, dim = queries.shape
-    kv_heads, capacity = keys.shape[1:3]
-    tiles = -(-(capacity + (0 if block is None else rows)) // TILE)
-    queries_a_head = heads // kv_heads * rows
+    shape = Attention(
+        heads=queries.shape[1],
+        kv_heads=keys.shape[1],
+        dim=queries.shape[3],
+        rows=queries.shape[2],
+        capacity=keys.shape[2],
+        scale=scale,
+        causal=causal,
+        window=window,
+        gate_stride=None if gate is None else gate.shape[-1],
+    )
+    inputs: dict[str, Given] = {"q": queries, "k": keys, "v": values, "span": span}
+    if block is not None:
+        inputs |= {"k_block": block[0], "v_block": block[1]}
+    first = attend_step("attend", shape, inputs)
+    sums, peaks, weights = run_step(first)
+    parts: dict[str, Given] = {"sums": sums, "peaks": peaks, "weights": weights}
+    return run_step(combine_step("combine", shape, first, parts, gate))[0]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Sizes of one attention, as `attend` has them. gate_stride: S, None without a gate."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    rows: int
+    capacity: int
+    scale: float
+    causal: bool = True
+    window: int | None = None
+    gate_stride: int | None = None
+
+
+def attend_step(name: str, shape: Attention, inputs: Mapping[str, Given]) -> Step:
+    """sums, peaks and weights of every tile. inputs: q, k, v, span, and k_block, v_block where the
+    block's own keys are apart."""
+    apart = "k_block" in inputs
+    tiles = -(-(shape.capacity + (shape.rows if apart else 0)) // TILE)
+    queries_a_head = shape.heads // shape.kv_heads * shape.rows
     padded = next(size for size in (8, 16, 32, MAX_QUERIES) if size >= queries_a_head)
-    sums, peaks, weights = sources.attention_kernel(block is not None)(
-        inputs=[queries, keys, values, span, *(block or ())],
-        template=[("In", queries.dtype), ("D", dim), ("R", padded), ("CAUSAL", int(causal))],
-        scalars={"tiles": tiles, "scale": scale, "window": window or 0},
-        blocks=kv_heads * tiles,
-        output_shapes=[
-            (kv_heads, tiles, padded, dim),
-            (kv_heads, tiles, padded),
-            (kv_heads, tiles, padded),
-        ],
-        output_dtypes=[mx.float32] * 3,
+    sums = (shape.kv_heads, tiles, padded)
+    return Step(
+        name,
+        bodies.attend(apart),
+        shape.kv_heads * tiles,
+        inputs,
+        {
+            "sums": ((*sums, shape.dim), mx.float32),
+            "peaks": (sums, mx.float32),
+            "weights": (sums, mx.float32),
+        },
+        {"In": mx.bfloat16, "D": shape.dim, "R": padded, "CAUSAL": int(shape.causal)},
+        {
+            "HK": shape.kv_heads,
+            "capacity": shape.capacity,
+            "H": shape.heads,
+            "M": shape.rows,
+            "tiles": tiles,
+            "scale": shape.scale,
+            "window": shape.window or 0,
+        },
     )
-    stride = dim if gate is None else gate.shape[-1]
-    (out,) = sources.combine_kernel(gate is not None)(
-        inputs=[sums, peaks, weights, *([] if gate is None else [gate])],
-        template=[("In", queries.dtype), ("D", dim)],
-        scalars={"rows": rows, "heads": heads, "stride": stride},
-        blocks=-(-rows * heads // (THREADS // dim)),
-        output_shapes=[(1, rows, heads * dim)],
-        output_dtypes=[queries.dtype],
+
+
+def combine_step(
+    name: str, shape: Attention, attended: Step, parts: Mapping[str, Given], gate: Given | None
+) -> Step:
+    """out (1, T, H * D). attended: the step that made parts: sums, peaks, weights."""
+    return Step(
+        name,
+        bodies.combine(gate is not None),
+        -(-shape.rows * shape.heads // (THREADS // shape.dim)),
+        {**parts, **({} if gate is None else {"gate": gate})},
+        {"out": ((1, shape.rows, shape.heads * shape.dim), mx.bfloat16)},
+        {"In": mx.bfloat16, "D": shape.dim},
+        {
+            "HK": shape.kv_heads,
+            "tiles": attended.scalars["tiles"],
+            "R": attended.outputs["peaks"][0][2],
+            "M": shape.rows,
+            "H": shape.heads,
+            "stride": shape.gate_stride or shape.dim,
+        },
     )
-    return out

@@ -12,8 +12,10 @@ from ..backbones import HybridBackbone
 from ..gdn import GdnTape
 from ..gdn_cache import Held
 from .fused import Compile, FusedDecoder
-from .kernels import MAX_ROWS, CudaKernels, cuda_in_use, fits_gdn, fits_linear
+from .kernels import CudaKernels, cuda_in_use
 from .ops import OpKernels
+from .projections import MAX_ROWS, fits_linear
+from .recurrence import fits_gdn
 
 
 class FusedBackbone(HybridBackbone):
@@ -91,7 +93,7 @@ def fits_layer(kernels: OpKernels, layer: Any, rows: int) -> bool:
         joined = ("in_proj_qkvz", "in_proj_ba")
         inputs = joined if hasattr(gdn, joined[0]) else split
         modules += [getattr(gdn, name) for name in (*inputs, "out_proj")]
-        mixes = fits_gdn(gdn, mx.zeros((1, rows, 1), dtype=mx.bfloat16))
+        mixes = fits_gdn(gdn, mx.bfloat16)
     else:
         attention = layer.self_attn
         modules += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]

@@ -18,7 +18,9 @@ from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attenti
 from ..device import start_on_gpu
 from ..gdn_cache import Cut, Held, cut_of, put
 from .attention import attend, prepare
+from .joined import joins_mlp, run_attention_end, run_attention_inputs, run_gdn_layer
 from .ops import OpKernels
+from .steps import turn
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -59,18 +61,6 @@ def split_segments(linear: Sequence[bool]) -> list[Segment]:
     return segments
 
 
-def attend_gated(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    span: mx.array,
-    gate: mx.array,
-    scale: float,
-) -> mx.array:
-    """`attend` as one traced function for every layer of the same shapes."""
-    return attend(queries, keys, values, span, scale, gate=gate)
-
-
 class FusedDecoder:
     """Runs rows through the layers of one hybrid body (layers, norm), and replays a block."""
 
@@ -83,7 +73,11 @@ class FusedDecoder:
             record: [compile(partial(self._segment, segment, record)) for segment in self._segments]
             for record in (False, True)
         }
-        self._attention = compile(attend_gated)
+        self._ends = {
+            segment.after: compile(partial(self._end, segment.after))
+            for segment in self._segments
+            if segment.after is not None
+        }
         self._fits: dict[tuple[int, mx.Dtype], bool] = {}
 
     def run(
@@ -94,16 +88,13 @@ class FusedDecoder:
         rows = hidden.shape[1]
         outputs: dict[int, mx.array] = {}
         tapes: list[FusedTape | None] = [None] * len(self._layers)
-        mixed: list[mx.array] = []
         keep, held = self._held(cache, rows, hidden.dtype)
         span = mx.array([0, self._position(cache), keep], dtype=mx.int32)
-        place = span[1:]
+        place, token = span[1:], turn().token
         for segment, run in zip(self._segments, self._passes[record], strict=True):
             states = [held[index] for index in segment.gdn]
-            hidden, after, gdn = run(hidden, mixed, states, place)
-            if segment.before is not None:
-                outputs[segment.before] = gdn[-1][-1]
-            for index, made in zip(segment.gdn, gdn, strict=False):
+            hidden, after, gdn, token = run(hidden, states, place, token)
+            for index, made in zip(segment.gdn, gdn, strict=True):
                 window, state, outputs[index] = made
                 left = Cut(window, state, rows) if record else (window, state)
                 put(cache[index], left)
@@ -111,9 +102,11 @@ class FusedDecoder:
                 if isinstance(left, Cut):
                     tapes[index] = FusedTape(rows, left)
             if segment.after is not None:
-                layer = self._layers[segment.after]
-                mixed = self._attend(layer, after, cache[segment.after], span)
-                start_on_gpu(mixed)  # the device begins while the host builds the rest
+                attended = self._attended(segment.after, after, cache[segment.after])
+                hidden, token = self._ends[segment.after](hidden, attended, span, token)
+                outputs[segment.after] = hidden
+                start_on_gpu([hidden])  # the device begins while the host builds the rest
+        turn().token = token
         return hidden, [outputs[index] for index in tap_ids], tapes
 
     def gdn_rows(self, gdn: Any, x: mx.array, entry: Any) -> mx.array:
@@ -170,26 +163,25 @@ class FusedDecoder:
         segment: Segment,
         record: bool,
         hidden: mx.array,
-        mixed: list[mx.array],
         states: list[Any],
         place: mx.array,
-    ) -> tuple[mx.array, list[mx.array], list[Any]]:
-        """(hidden, what attention needs next, per GDN layer what the cache and tape need); the
-        last entry of the list is the output of `before` where there is one."""
+        token: mx.array,
+    ) -> tuple[mx.array, list[mx.array], list[Any], mx.array]:
+        """(hidden, what attention needs next, per GDN layer what the cache and tape need and the
+        layer's output, token)."""
         made: list[Any] = []
-        first: list[Any] = []
-        if segment.before is not None:
-            layer = self._layers[segment.before]
-            x = mixed[0] if len(mixed) == 1 else mixed[0] * mx.sigmoid(mixed[1])
-            hidden = self._mlp(layer, self.kernels.linear(layer.self_attn.o_proj, x, hidden))
-            first = [[hidden]]
         for index, (window, state) in zip(segment.gdn, states, strict=True):
-            hidden, arrays = self._gdn(self._layers[index], hidden, window, state, record, place)
+            layer = self._layers[index]
+            hidden, arrays, token = self._gdn(layer, hidden, window, state, record, place, token)
             made.append([*arrays, hidden])
         if segment.after is None:
-            return self._norm(hidden), [], made + first
-        inputs = self._attention_inputs(self._layers[segment.after], hidden, place)
-        return hidden, inputs, made + first
+            return self._norm(hidden), [], made, token
+        layer = self._layers[segment.after]
+        if self.kernels.joins(layer, hidden.shape[1], hidden.dtype):
+            inputs, token = run_attention_inputs(layer, hidden, place, token)
+        else:
+            inputs = self._attention_inputs(layer, hidden, place)
+        return hidden, inputs, made, token
 
     def _gdn(
         self,
@@ -199,12 +191,20 @@ class FusedDecoder:
         state: mx.array,
         record: bool,
         place: mx.array,
-    ) -> tuple[mx.array, list[mx.array]]:
-        gdn, kernels = layer.linear_attn, self.kernels
+        token: mx.array,
+    ) -> tuple[mx.array, list[mx.array], mx.array]:
+        gdn, kernels, rows = layer.linear_attn, self.kernels, hidden.shape[1]
+        if kernels.joins(layer, rows, hidden.dtype):
+            hidden, window, state, token = run_gdn_layer(
+                layer, hidden, window, state, record, place, token
+            )
+            if not joins_mlp(layer, rows, hidden.dtype):
+                hidden = self._mlp(layer, hidden)
+            return hidden, [window, state], token
         qkv, z, a, b = self._project(gdn, hidden, layer.input_layernorm)
         y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record, place)
         hidden = kernels.linear_gate_normed(gdn.out_proj, y, gdn.norm, z, hidden)
-        return self._mlp(layer, hidden), [window, state]
+        return self._mlp(layer, hidden), [window, state], token
 
     def _project(
         self, gdn: Any, x: mx.array, norm: Any = None
@@ -256,17 +256,14 @@ class FusedDecoder:
             self._fits[rows, dtype] = fits
         return self._fits[rows, dtype]
 
-    def _attend(
-        self, layer: Any, inputs: list[mx.array], entry: Any, span: mx.array
-    ) -> list[mx.array]:
-        """Append to the cache and attend: [output (1, T, heads * D)], then its gate where that is
-        not applied yet."""
+    def _attended(self, index: int, inputs: list[mx.array], entry: Any) -> list[mx.array]:
+        """Append to the cache: [queries, whole buffers of keys and values, gate] where the kernels
+        attend; else [what MLX's attention gives (1, T, heads * D), gate]."""
         queries, keys, values, gate = inputs
-        attention, rows = layer.self_attn, queries.shape[2]
+        attention, rows = self._layers[index].self_attn, queries.shape[2]
         if self._is_fused(attention, rows, queries.dtype):
             entry.update_and_fetch(keys, values)
-            scale = float(attention.scale)
-            return [self._attention(queries, entry.keys, entry.values, span, gate, scale)]
+            return [queries, entry.keys, entry.values, gate]
         mask = create_attention_mask(gate, entry)
         queries = attention.rope(queries, offset=entry.offset)
         keys = attention.rope(keys, offset=entry.offset)
@@ -275,3 +272,26 @@ class FusedDecoder:
             queries, keys, values, cache=entry, scale=attention.scale, mask=mask
         )
         return [out.transpose(0, 2, 1, 3).reshape(1, rows, -1), gate]
+
+    def _end(
+        self,
+        index: int,
+        hidden: mx.array,
+        attended: list[mx.array],
+        span: mx.array,
+        token: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """An attention layer from `_attended` on: (hidden, token)."""
+        layer, rows = self._layers[index], hidden.shape[1]
+        attention = layer.self_attn
+        if len(attended) == 4 and self.kernels.joins(layer, rows, hidden.dtype):
+            hidden, token = run_attention_end(layer, hidden, attended, span, token)
+            if not joins_mlp(layer, rows, hidden.dtype):
+                hidden = self._mlp(layer, hidden)
+            return hidden, token
+        if len(attended) == 4:
+            queries, keys, values, gate = attended
+            x = attend(queries, keys, values, span, float(attention.scale), gate=gate)
+        else:
+            x = attended[0] * mx.sigmoid(attended[1])
+        return self._mlp(layer, self.kernels.linear(attention.o_proj, x, hidden)), token

@@ -78,9 +78,8 @@ struct Layer {
 
   __device__ __forceinline__ void run(
       const In* a, const In* b, const float* a_log, const In* dt_bias, const float* state_in,
-      In* y, float* states, In* windows) const {
-    __shared__ Rows<Dk, kChunk> rows;
-    const int head = blockIdx.x / kParts, part = blockIdx.x % kParts;
+      In* y, float* states, In* windows, int block, Rows<Dk, kChunk>& rows) const {
+    const int head = block / kParts, part = block % kParts;
     const int key_head = head / (Hv / Hk);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int value_row = warp * 4 + lane / 8, piece = lane % 8;

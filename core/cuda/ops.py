@@ -48,6 +48,10 @@ class OpKernels:
         """Whether `prepare` and `attend` take this attention; plain operations never need them."""
         return False
 
+    def joins(self, layer: Any, rows: int, dtype: mx.Dtype) -> bool:
+        """Whether a layer's steps share a launch (`joined.py`); plain operations never do."""
+        return False
+
     def gated(self, gate: Any, up: Any, x: mx.array, norm: Any = None) -> mx.array:
         """silu(gate(x)) * up(x)."""
         x = normed(norm, x)

@@ -208,12 +208,12 @@ struct Held {
   float factors[FACTORS];
 };
 
-// out (M, N) = x w^T, plus `residual` (M, N) where there is one: the outputs from `first` on,
+// out (M, N) = x w^T, rounded, plus `residual` (M, N) where there is one: the outputs from `first` on,
 // whose weights are in `tiles`.
-template <int RT, int MT, typename Weights, typename Rows>
+template <int RT, int MT, typename Weights, typename Rows, typename Out>
 __device__ __forceinline__ void project(
-    const Weights (&tiles)[RT], const Rows& rows, const bf16* residual, bf16* out, int M, int N,
-    int K, int first, bool measure, Block<RT, MT>& block) {
+    const Weights (&tiles)[RT], const Rows& rows, const Out* residual, Out* out, int M, int N, int K,
+    int first, bool measure, Block<RT, MT>& block) {
   Sums<RT, MT> sums;
   accumulate(sums, tiles, rows, M, K, measure);
   block.put(sums);
@@ -223,7 +223,7 @@ __device__ __forceinline__ void project(
     if (first + output >= N) continue;
     const size_t at = size_t(row) * N + first + output;
     const bf16 y = bf16(block.total(output, row));
-    out[at] = residual ? bf16(float(residual[at]) + float(y)) : y;
+    out[at] = residual ? Out(float(residual[at]) + float(y)) : Out(float(y));
   }
 }
 

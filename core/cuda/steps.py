@@ -77,20 +77,26 @@ def run_step(step: Step) -> list[mx.array]:
 def run_steps(steps: Sequence[Step], token: mx.array) -> tuple[dict[str, mx.array], mx.array]:
     """Steps one after another in one launch: ({"step.output": array}, the next token).
 
-    token: what the last such launch returned, (1,), or `first_token`: two of them at a time could
-    each wait for room that the other has.
+    token: what the last such launch returned, (1,); see `turn`. Two of them at a time could each
+    wait for room that the other has.
     """
     extra = {"token": token, "words": grid_words()}
     made = _launch(steps, resident_blocks(), [*extra.items()])
     return made, made.pop("token.next")
 
 
+class Turn:
+    """Whose turn it is on the device: the token of the last launch of several steps."""
+
+    def __init__(self) -> None:
+        self.token = mx.zeros((1,), dtype=mx.uint32)
+        mx.eval(self.token)
+
+
 @cache
-def first_token() -> mx.array:
-    """What the first launch of several steps waits for: nothing."""
-    token = mx.zeros((1,), dtype=mx.uint32)
-    mx.eval(token)
-    return token
+def turn() -> Turn:
+    """The process's own; whoever launches takes the token from it and leaves the next."""
+    return Turn()
 
 
 def _launch(

@@ -2,56 +2,64 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from ...core.cuda.kernels import CudaKernels, feed, fits_linear, layer_arrays, row_tiles
-from ...core.cuda.launch import Kernel
-from ...core.cuda.sources import fill_tile, project, weight_names
+from ...core.cuda.bodies import FACTORS, fill_tile, project
+from ...core.cuda.kernels import CudaKernels
+from ...core.cuda.projections import Feed, Given, feed, fits_linear, row_tiles, weights
+from ...core.cuda.steps import Body, Step, run_step
 from ..layers import GroupedDynamicConv
 from . import kernels as ops
 
-TEXT = Path(__file__).resolve().parent / "conv.cu"
+FILE = Path(__file__).resolve().parent / "conv.cu"
 GROUPS = 16
 """Groups whose deltas a block has."""
 BEFORE = """
-  const int parts = G / 16, plane = blockIdx.x / parts, first = blockIdx.x % parts * 16;
+  const int parts = G / 16, plane = block / parts, group = block % parts * 16;
   dflash::TILE tiles[TAPS];
   for (int t = 0; t < TAPS; ++t) {
-    const size_t row = (size_t(plane) * TAPS + t) * G + first;
+    const size_t row = (size_t(plane) * TAPS + t) * G + group;
     FILL
   }
   ROWS
   dflash::project_and_convolve<TAPS, MT>(
-      tiles, rows, base, mixed, later, M, K, G, plane, first);
+      tiles, rows, base, mixed, later, M, K, G, plane, group, first, held);
 """
 AFTER = """
-  const size_t row = size_t(blockIdx.x) * 16;
+  const size_t row = size_t(block) * 16;
   dflash::TILE tiles[1];
   FILL
   ROWS
   dflash::convolve_and_add<TAPS, MT>(
-      tiles, rows, deltas, base, residual, out, M, N, K, G, int(row));
+      tiles, rows, deltas, base, residual, out, M, N, K, G, int(row), first, held);
 """
 
 
 @cache
-def _before_kernel(quantized: bool, rows: str) -> Kernel:
-    body = BEFORE.replace("FILL", fill_tile("tiles[t]", "", quantized, "2 * TAPS * G"))
-    inputs = [*weight_names("", quantized), "base"]
-    outputs, text = ["mixed", "later"], TEXT.read_text(encoding="utf-8")
-    return project("conv_before", quantized, rows, inputs, outputs, body, text)
+def _before(quantized: bool, kind: str) -> Body:
+    text = BEFORE.replace("FILL", fill_tile("tiles[t]", "", quantized, "2 * TAPS * G"))
+    shared = f"dflash::HeldBefore<TAPS, MT, {FACTORS[kind]}>"
+    return _body(project(text, quantized, kind, "TAPS"), shared)
 
 
 @cache
-def _after_kernel(quantized: bool) -> Kernel:
-    body = AFTER.replace("FILL", fill_tile("tiles[0]", "", quantized))
-    inputs = [*weight_names("", quantized), "deltas", "base", "residual"]
-    text = TEXT.read_text(encoding="utf-8")
-    return project("conv_after", quantized, "", inputs, ["out"], body, text)
+def _after(quantized: bool) -> Body:
+    text = AFTER.replace("FILL", fill_tile("tiles[0]", "", quantized))
+    return _body(project(text, quantized, "", "1"), "dflash::HeldAfter<MT>")
+
+
+def _body(body: Body, shared: str) -> Body:
+    return replace(body, files=(*body.files, FILE), shared=shared)
+
+
+def fits_conv(conv: GroupedDynamicConv, rows: int) -> bool:
+    """True where a convolution goes into the launches beside it."""
+    return fits_linear(conv.kernel_projection, rows) and conv.groups % GROUPS == 0
 
 
 def before_branch(
@@ -59,23 +67,31 @@ def before_branch(
 ) -> tuple[mx.array, mx.array]:
     """The residual's rows (1, T, D), normed and convolved, and the deltas for after_branch
     (1, T, K * G)."""
-    count, width = residual.shape[1:]
-    taps, groups, module = conv.kernel_size, conv.groups, conv.kernel_projection
     rows = feed(residual, norm)
-    if rows is None or not fits_linear(module, count) or groups % GROUPS:
+    if rows is None or not fits_conv(conv, rows.count):
         x = ops.row_norm(residual, norm)
-        early, late = mx.split(kernels.linear(module, x), 2, axis=-1)
+        early, late = mx.split(kernels.linear(conv.kernel_projection, x), 2, axis=-1)
         return ops.convolve(conv, x, early, 0), late
-    arrays, template = layer_arrays(module)
-    mixed, late = _before_kernel(len(arrays) > 1, rows.kind)(
-        inputs=[*rows.arrays, *arrays, conv.base_kernel],
-        template=[("TAPS", taps), ("MT", row_tiles(count)), *template],
-        scalars={"M": count, "K": width, "G": groups, **rows.scalars},
-        blocks=2 * groups // GROUPS,
-        output_shapes=[residual.shape, (1, count, taps * groups)],
-        output_dtypes=[mx.bfloat16] * 2,
-    )
+    mixed, late = run_step(before_step("before", conv, rows))
     return mixed, late
+
+
+def before_step(name: str, conv: GroupedDynamicConv, rows: Feed) -> Step:
+    """mixed and later, as `before_branch` returns them."""
+    arrays, constants = weights(conv.kernel_projection)
+    taps, groups = conv.kernel_size, conv.groups
+    return Step(
+        name,
+        _before(bool(constants), rows.kind),
+        2 * groups // GROUPS,
+        {**rows.inputs, **arrays, "base": conv.base_kernel},
+        {
+            "mixed": ((1, rows.count, rows.width), mx.bfloat16),
+            "later": ((1, rows.count, taps * groups), mx.bfloat16),
+        },
+        {"TAPS": taps, "MT": row_tiles(rows.count), **constants},
+        {"M": rows.count, "K": rows.width, "G": groups, **rows.scalars},
+    )
 
 
 def after_branch(
@@ -87,17 +103,30 @@ def after_branch(
     residual: mx.array,
 ) -> mx.array:
     """residual + conv(module(x)), (1, T, D) in float32."""
-    rows, width = x.shape[1:]
-    if not fits_linear(module, rows) or residual.shape[-1] % 16:
+    rows = feed(x, None)
+    if rows is None or not fits_linear(module, rows.count) or residual.shape[-1] % 16:
         return ops.convolve(conv, kernels.linear(module, x), deltas, 1, residual)
-    arrays, template = layer_arrays(module)
-    outputs = residual.shape[-1]
-    (out,) = _after_kernel(len(arrays) > 1)(
-        inputs=[x, *arrays, deltas, conv.base_kernel, residual],
-        template=[("TAPS", conv.kernel_size), ("MT", row_tiles(rows)), *template],
-        scalars={"M": rows, "N": outputs, "K": width, "G": conv.groups},
-        blocks=outputs // 16,
-        output_shapes=[residual.shape],
-        output_dtypes=[mx.float32],
+    return run_step(after_step("after", module, conv, rows, deltas, residual))[0]
+
+
+def after_step(
+    name: str, module: Any, conv: GroupedDynamicConv, rows: Feed, deltas: Given, residual: Given
+) -> Step:
+    """out (1, T, N) in float32, as `after_branch` returns it."""
+    arrays, constants = weights(module)
+    outputs = module.weight.shape[0]
+    return Step(
+        name,
+        _after(bool(constants)),
+        outputs // 16,
+        {
+            **rows.inputs,
+            **arrays,
+            "deltas": deltas,
+            "base": conv.base_kernel,
+            "residual": residual,
+        },
+        {"out": ((1, rows.count, outputs), mx.float32)},
+        {"TAPS": conv.kernel_size, "MT": row_tiles(rows.count), **constants},
+        {"M": rows.count, "N": outputs, "K": rows.width, "G": conv.groups},
     )
-    return out

@@ -13,11 +13,14 @@ from typing import Any
 import mlx.core as mx
 
 from ...core.cuda.attention import attend, fits_heads, prepare, prepare_keys
-from ...core.cuda.kernels import MAX_ROWS, CudaKernels, cuda_in_use
+from ...core.cuda.kernels import CudaKernels, cuda_in_use
+from ...core.cuda.projections import MAX_ROWS
+from ...core.cuda.steps import turn
 from ..config import DrafterConfig
 from ..context import ContextBuffer
 from . import kernels as ops
 from .conv import after_branch, before_branch
+from .joined import joins_layer, run_layer
 
 
 class FusedDraft:
@@ -52,7 +55,9 @@ class FusedDraft:
         ids = mx.concatenate([anchor, mx.array(masks, dtype=anchor.dtype)])
         where = mx.array([position], dtype=mx.int32)
         spans = mx.array([[buffer.start, buffer.rows] for buffer in buffers], dtype=mx.int32)
-        path: mx.array = self._path(ids, where, spans, [buffer.arrays() for buffer in buffers])
+        contexts = [buffer.arrays() for buffer in buffers]
+        path: mx.array
+        path, turn().token = self._path(ids, where, spans, contexts, turn().token)
         return path
 
     def observe(self, taps: mx.array, position: int, buffers: Sequence[ContextBuffer]) -> None:
@@ -62,20 +67,32 @@ class FusedDraft:
             buffer.append(keys, values)
 
     def _whole(
-        self, ids: mx.array, position: mx.array, spans: mx.array, contexts: list[list[mx.array]]
-    ) -> mx.array:
-        """ids (1 + count,), the anchor first; contexts: keys and values of each layer."""
+        self,
+        ids: mx.array,
+        position: mx.array,
+        spans: mx.array,
+        contexts: list[list[mx.array]],
+        token: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """(path, token). ids (1 + count,), the anchor first; contexts: keys and values of each
+        layer."""
         model = self._model
         residual = self._embed(ids[None]).astype(mx.float32) * self._config.input_embedding_scale
         for index, (layer, context) in enumerate(zip(model.layers, contexts, strict=True)):
-            residual = self._layer(layer, residual, position, spans[index : index + 1], context)
+            span = spans[index : index + 1]
+            if joins_layer(layer, residual.shape[1]):
+                residual, token = run_layer(
+                    layer, self._rope, residual, position, span, context, token
+                )
+            else:
+                residual = self._layer(layer, residual, position, span, context)
         hidden = ops.row_norm(residual[:, 1:], model.norm)
         logits = self._head(hidden)
         if self._config.selector is None:
-            return mx.argmax(logits, axis=-1).flatten()
+            return mx.argmax(logits, axis=-1).flatten(), token
         selector = model.candidate_selector
         projected = self._kernels.linear(selector.hidden_projection, hidden)
-        return ops.walk(selector, projected, logits, ids[:1])
+        return ops.walk(selector, projected, logits, ids[:1]), token
 
     def _layer(
         self,

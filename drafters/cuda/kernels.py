@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...core.cuda.launch import THREADS, Kernel
-from ...core.cuda.sources import make
+from ...core.cuda.steps import source_file
 from ..layers import CandidateSelector, GroupedDynamicConv
 
 TEXT = Path(__file__).resolve().parent / "draft.cu"
@@ -38,8 +38,9 @@ WALK = """
 
 @cache
 def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str) -> Kernel:
-    text = TEXT.read_text(encoding="utf-8")
-    return make(name, inputs, outputs, body, text=text)
+    files = (source_file("primitives"), TEXT)
+    header = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return Kernel(name, inputs, outputs, body, header)
 
 
 def row_norm(residual: mx.array, norm: Any) -> mx.array:

@@ -1,0 +1,124 @@
+"""A layer in one launch is bitwise its steps one by one: the text of the CUDA kernels, run on a
+CPU by one block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from cuda_on_cpu import COMPILER, CudaOnCpu, emulate
+from mlx.utils import tree_map
+from test_fused import same_caches, traced_once
+from tiny import make_target, prompt
+from tiny_drafter import raw_drafter, write_config
+
+from dflash_suite.core.cuda.backbone import FusedBackbone
+from dflash_suite.core.cuda.kernels import CudaKernels
+from dflash_suite.core.cuda.steps import turn
+from dflash_suite.core.target import Target
+from dflash_suite.drafters.config import read_drafter_config
+from dflash_suite.drafters.cuda.fused import FusedDraft
+from dflash_suite.drafters.cuda.joined import joins_layer, run_layer
+from dflash_suite.drafters.dflash import DFlashModel
+from dflash_suite.drafters.layers import make_rope
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "head_dim": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+
+
+class Apart(CudaKernels):
+    """Every step a launch of its own."""
+
+    def joins(self, layer: Any, rows: int, dtype: mx.Dtype) -> bool:
+        return False
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
+    yield from emulate(tmp_path_factory)
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_a_pass_is_that_of_separate_launches(emulated: CudaOnCpu, bits: int) -> None:
+    plain = make_target("hybrid", "bfloat16", num_hidden_layers=5, **SIZES)
+    if bits == 4:
+        quantize(plain.backbone.model)
+    joined, apart = (
+        Target(FusedBackbone(plain.backbone.model, kernels, traced_once), plain.config)
+        for kernels in (CudaKernels(), Apart())
+    )
+    caches = joined.make_cache(), apart.make_cache()
+    calls, before = [], launches()
+    for rows, keep in ((9, 4), (9, 9), (1, 1)):
+        ids = prompt(rows, seed=rows)
+        hidden = []
+        for target, cache in zip((joined, apart), caches, strict=True):
+            start = len(emulated.calls)
+            result = target.verify_rows(mx.array([ids]), cache, (0, 3))
+            mx.eval(result.hidden, result.taps)
+            calls.append(len(emulated.calls) - start)
+            target.rollback(cache, result.tape, keep, rows - keep)
+            assert result.taps is not None
+            hidden += [result.hidden, result.taps]
+        assert mx.array_equal(hidden[0], hidden[2]) and mx.array_equal(hidden[1], hidden[3])
+        assert len({*map(float, hidden[0].flatten())}) > 50, "one number shows nothing"
+    same_caches(*caches)
+    assert calls[0] == 6, "four GDN layers, and an attention layer before and after its cache"
+    assert calls[1] == 4 * 5 + 7
+    assert launches() == before + 3 * 6, "every launch waited for the one before"
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflash2"])
+def test_a_drafters_layer_is_that_of_separate_launches(
+    emulated: CudaOnCpu, kind: Any, tmp_path: Path
+) -> None:
+    changes: Any = {"hidden_size": 256, "intermediate_size": 128, "head_dim": 64}
+    config = read_drafter_config(write_config(tmp_path, raw_drafter(kind, **changes)))
+    model = DFlashModel(config)
+    model.update(
+        tree_map(
+            lambda w: (mx.random.normal(w.shape) * 0.1).astype(mx.bfloat16), model.parameters()
+        )
+    )
+    draft = FusedDraft(model, config, nothing, nothing, make_rope(config))
+    layer: Any = model.layers[0]
+    assert joins_layer(layer, 6)
+    buffer = mx.random.normal((2, 1, layer.self_attn.kv_heads, 40, 64)).astype(mx.bfloat16)
+    residual = mx.random.normal((1, 6, 256))
+    place, span = mx.array([9], dtype=mx.int32), mx.array([3, 7], dtype=mx.int32)
+    contexts = [buffer[0], buffer[1]]
+    token, start = turn().token, len(emulated.calls)
+    out, after = run_layer(layer, draft._rope, residual, place, span, contexts, token)
+    mx.eval(out)
+    assert len(emulated.calls) == start + 1 and after.item() == token.item() + 1
+    apart = draft._layer(layer, residual, place, span, contexts)
+    assert mx.array_equal(out, apart) and not mx.array_equal(out, residual)
+
+
+def nothing(x: mx.array) -> mx.array:
+    """Stands for the target's embedding and head, which one layer does not need."""
+    return x
+
+
+def launches() -> int:
+    """How many launches of several steps there have been."""
+    count: Any = turn().token.item()
+    return int(count)
+
+
+def quantize(model: Any) -> None:
+    """4-bit, its scales in bfloat16 as published."""
+
+    nn.quantize(model, group_size=32, bits=4)
