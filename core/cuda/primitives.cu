@@ -78,19 +78,21 @@ __device__ __forceinline__ unsigned high_halves(unsigned a, unsigned b) {
 
 // Where all blocks of a launch wait for each other; all of them must be resident. Two words, zero
 // before the first launch and between any two: how many have come, and how often all have.
+constexpr int kApart = 32;  // a line of the cache
+
 struct Grid {
   unsigned* words;
 
   __device__ __forceinline__ void sync() const {
     __syncthreads();
     if (threadIdx.x == 0) {
-      volatile unsigned* turns = words + 1;
+      volatile unsigned* turns = words + kApart;
       const unsigned turn = *turns;
       __threadfence();  // what this block wrote is seen before it is counted
       if (atomicAdd(words, 1) == gridDim.x - 1) {
         words[0] = 0;
         __threadfence();
-        atomicAdd(words + 1, 1);
+        atomicAdd(words + kApart, 1);
       } else {
         while (*turns == turn) {
         }

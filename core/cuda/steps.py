@@ -89,7 +89,7 @@ class Turn:
     """Whose turn it is on the device: the token of the last launch of several steps."""
 
     def __init__(self) -> None:
-        self.token = mx.zeros((1,), dtype=mx.uint32)
+        self.token = mx.zeros((64,), dtype=mx.uint32)
         mx.eval(self.token)
 
 
@@ -110,7 +110,7 @@ def _launch(
         f"{step.name}.{local}": output for step in steps for local, output in step.outputs.items()
     }
     if extra:
-        outputs["token.next"] = ((1,), mx.uint32)
+        outputs["token.next"] = ((64,), mx.uint32)
     scalars: dict[str, int | float] = {}
     for step in steps:
         scalars |= {f"{step.name}_{name}": value for name, value in step.scalars.items()}
