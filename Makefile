@@ -29,8 +29,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("dflash needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; run make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q -e '.[$(EXTRAS),dev]'
+	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e '.[$(EXTRAS),dev]'
 	touch $@
 
 clean:

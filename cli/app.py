@@ -17,9 +17,9 @@ from .. import __version__
 from ..core.errors import DflashError, OptionError
 from .bench import bench
 from .doctor import doctor
-from .generate import generate
+from .generate import CANCELLED_EXIT_CODE, generate
 from .quantize import QuantizeCommand, quantize
-from .render import print_error
+from .render import print_error, print_note
 from .settings import option_defaults
 
 
@@ -31,6 +31,9 @@ class Group(TyperGroup):
         open_missing_streams()
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as exc:  # where a command has nothing to keep
+            print_note("interrupted")
+            raise typer.Exit(CANCELLED_EXIT_CODE) from exc
         except DflashError as exc:
             print_error(str(exc))
             raise typer.Exit(2 if isinstance(exc, OptionError) else 1) from exc

@@ -11,6 +11,7 @@ from ..core.errors import OptionError
 from ..core.options import DEFAULT_KERNELS, parse_kernels
 from ..doctor.probe_options import parse_contexts
 from .findings import print_diagnosis
+from .generate import CANCELLED_EXIT_CODE
 from .params import DrafterBitsOption, DrafterOption, DtypeOption, KernelsOption
 from .progress import Progress
 from .render import print_note
@@ -86,8 +87,12 @@ def doctor(
         print_diagnosis(diagnosis)
     found: ProbeReport | None = None
     if probe and model is not None and healthy:
-        with progress:
-            found = _probe(model, drafter, drafter_bits, dtype, kernels, contexts, progress)
+        try:
+            with progress:
+                found = _probe(model, drafter, drafter_bits, dtype, kernels, contexts, progress)
+        except KeyboardInterrupt:
+            print_note("interrupted before the probe was done")
+            raise typer.Exit(CANCELLED_EXIT_CODE) from None
     if as_json:
         print(json.dumps(diagnosis.to_dict(found), ensure_ascii=False))
     elif found is not None:

@@ -81,7 +81,7 @@ def generate(
         int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens to emit.")
     ] = GenerateOptions.max_tokens,
     block_size: BlockSizeOption = None,
-    draft_tokens: DraftTokensOption = GenerateOptions.draft_tokens,
+    draft_tokens: DraftTokensOption = None,
     gate: GateOption = GenerateOptions.gate,
     stored_probe: StoredProbeOption = True,
     mtp: MtpOption = None,
@@ -213,7 +213,7 @@ def generate(
     if as_json:
         print(json.dumps(_document(pair, generation, text), ensure_ascii=False))
     elif not quiet:
-        _print_footer(pair, generation, stats=stats)
+        _print_footer(pair, generation, mtp, stats=stats)
     if cancelled:
         raise typer.Exit(CANCELLED_EXIT_CODE)
 
@@ -265,13 +265,13 @@ def _document(pair: Pair, generation: Generation, text: str) -> dict[str, Any]:
     }
 
 
-def _print_footer(pair: Pair, generation: Generation, *, stats: bool) -> None:
+def _print_footer(pair: Pair, generation: Generation, mtp: str | None, *, stats: bool) -> None:
     said = pair.promise.statement(generation)
     note = "" if said is None else f"identity with plain decoding: {said}"
     bits = getattr(pair.drafter, "bits", None)
     block = generation.block.describe() + (f", {bits}-bit drafter" if bits else "")
     print_note(format_footer(pair.route, generation.stats, block, note))
-    for ignored in pair.route.notes(generation.options):
+    for ignored in pair.route.notes(generation.options, mtp):
         print_note(ignored)
     if stats:
         print_note(format_accept_profile(generation.stats))

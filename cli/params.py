@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..core.options import (
+    DEFAULT_DRAFT_TOKENS,
     KERNELS_VALUES,
     MAX_DRAFT_TOKENS,
     MTP_HIDDEN_VALUES,
@@ -96,14 +97,16 @@ ReasoningOption = Annotated[
     ),
 ]
 DraftTokensOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--draft-tokens",
         "-k",
         min=1,
         max=MAX_DRAFT_TOKENS,
         metavar="K",
-        help="Drafts a round of the MTP head.",
+        help="Drafts a round of the MTP head. Default: those of a stored probe, else "
+        f"{DEFAULT_DRAFT_TOKENS}.",
+        show_default=False,
     ),
 ]
 MtpOption = Annotated[
@@ -134,7 +137,7 @@ StoredProbeOption = Annotated[
     bool,
     typer.Option(
         "--stored-probe/--no-stored-probe",
-        help="Default to the block that dflash doctor --probe found best on this device.",
+        help="Default to the block or -k that dflash doctor --probe found best on this device.",
     ),
 ]
 ExactOption = Annotated[

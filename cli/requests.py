@@ -50,6 +50,7 @@ def answer(
         fields = _object(line)
         if "id" in fields:
             result["id"] = fields["id"]
+        _require_known(fields)
         done = engine.complete(_request(fields, defaults, speculation))
     except DflashError as exc:
         return {**result, "error": {"type": type(exc).__name__, "message": str(exc)}}
@@ -85,11 +86,14 @@ def _object(line: str) -> Mapping[str, Any]:
         raise PromptError(f"the line is not JSON: {exc}") from exc
     if not isinstance(value, dict):
         raise PromptError(f"the line holds a {type(value).__name__}, expected a JSON object")
-    unknown = sorted(set(value) - {*REQUEST_FIELDS, *SAMPLING_FIELDS})
+    return value
+
+
+def _require_known(fields: Mapping[str, Any]) -> None:
+    unknown = sorted(set(fields) - {*REQUEST_FIELDS, *SAMPLING_FIELDS})
     if unknown:
         known = ", ".join((*REQUEST_FIELDS, *SAMPLING_FIELDS))
         raise OptionError(f"unknown field {unknown[0]!r}; known: {known}")
-    return value
 
 
 def _request(fields: Mapping[str, Any], defaults: GenerateOptions, speculation: str) -> Request:
@@ -107,8 +111,8 @@ def _request(fields: Mapping[str, Any], defaults: GenerateOptions, speculation: 
     if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
         raise OptionError(f"stop is {stop!r}, expected a text or a list of texts")
     max_tokens = whole("max_tokens", defaults.max_tokens)
-    draft_tokens = whole("draft_tokens", defaults.draft_tokens)
-    assert max_tokens is not None and draft_tokens is not None
+    if max_tokens is None:
+        raise OptionError("max_tokens is null, expected a whole number")
     request = Request(
         prompt=_prompt(fields),
         messages=_messages(fields),
@@ -117,7 +121,7 @@ def _request(fields: Mapping[str, Any], defaults: GenerateOptions, speculation: 
         stop=tuple(stop),
         speculation=parse_speculation(str(fields.get("speculation", speculation))),
         block_size=whole("block_size", defaults.block_size),
-        draft_tokens=draft_tokens,
+        draft_tokens=whole("draft_tokens", defaults.draft_tokens),
         gate=defaults.gate,
         reuse=fields.get("continue") is True,
     )

@@ -21,6 +21,7 @@ DEFAULT_KERNELS: Kernels = "auto"
 
 MAX_DRAFT_TOKENS = 6
 """R17: an MTP head is chained for 1..6 drafts a round."""
+DEFAULT_DRAFT_TOKENS = 3
 MAX_DEFAULT_BLOCK = 7
 """R17: the default block is min(trained, 7), that is 6 drafts, where 8 was trained."""
 
@@ -29,13 +30,13 @@ MAX_DEFAULT_BLOCK = 7
 class GenerateOptions:
     """How one request is decoded. Sizes are in tokens.
 
-    block_size concerns DFlash drafters alone, draft_tokens the MTP head alone. gate: leave a
-    drafter that costs more time than it saves (core/gate.py).
+    block_size concerns DFlash drafters alone, draft_tokens the MTP head alone; None is the default
+    of either. gate: leave a drafter that costs more time than it saves (core/gate.py).
     """
 
     max_tokens: int = 256
     block_size: int | None = None
-    draft_tokens: int = 3
+    draft_tokens: int | None = None
     gate: bool = True
     prefill_step_size: int = 2048
     stop: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ class GenerateOptions:
                 f"block_size {self.block_size} leaves no room for a draft: a block is the last "
                 "token and at least one draft, so give 2 or more"
             )
-        if not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:
+        if self.draft_tokens is not None and not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:
             raise OptionError(
                 f"draft_tokens is {self.draft_tokens}, expected 1..{MAX_DRAFT_TOKENS}"
             )
@@ -171,8 +172,8 @@ class Block:
     def describe(self) -> str:
         """For the footer; empty where nothing is drafted."""
         if self.trained is None:
-            limited = f" ({self.source})" if self.source == EXACT_SOURCE else ""
-            drafts = f", up to {self.draft_tokens} drafts a round{limited}"
+            chosen = f" ({self.source})" if self.source else ""
+            drafts = f", up to {self.draft_tokens} drafts a round{chosen}"
             return drafts if self.draft_tokens else ""
         return f", block {self.effective} of {self.trained} trained ({self.source})"
 
@@ -209,6 +210,17 @@ def resolve_block(trained: int, requested: int | None, stored: StoredBlock | Non
         return Block(None, trained, rows, f"stored probe of {stored.date}")
     default = f"default min(trained, {MAX_DEFAULT_BLOCK})"
     return Block(None, trained, min(trained, MAX_DEFAULT_BLOCK), default)
+
+
+def resolve_chain(requested: int | None, stored: StoredBlock | None = None) -> Block:
+    """The block of an MTP head, which is chained for the drafts that are asked for, else for the
+    stored probe's, else for 3."""
+    if requested is not None:
+        return Block(None, None, requested + 1, "as asked")
+    if stored is not None:
+        rows = min(MAX_DRAFT_TOKENS + 1, stored.rows)
+        return Block(None, None, rows, f"stored probe of {stored.date}")
+    return Block(None, None, DEFAULT_DRAFT_TOKENS + 1, "default")
 
 
 def limit_block(block: Block, widest: int | None) -> Block:

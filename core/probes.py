@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -38,8 +38,9 @@ Note = Callable[[str], None]
 class ProbeKey:
     """What a measurement belongs to.
 
-    model, drafter: directories, the drafter's with its bits, empty where there is none; weights,
-    drafter_weights: `identify` of both; device: kind and name; the rest: versions.
+    model, drafter: directories, the drafter's with its bits or what feeds the head, empty where
+    there is none; weights, drafter_weights: `identify` of both; device: kind and name; the rest:
+    versions.
     """
 
     model: str
@@ -58,6 +59,11 @@ class ProbeKey:
         place = directory.resolve()
         return replace(self, drafter=f"{place} {bits}-bit", drafter_weights=identify(place))
 
+    def with_head(self, place: Path, hidden: str, files: Sequence[Path]) -> ProbeKey:
+        """The key of the same target with an MTP head of these files, fed by these hidden rows."""
+        name = f"{place.resolve()} mtp {hidden}"
+        return replace(self, drafter=name, drafter_weights=identify_files(files))
+
     @property
     def file(self) -> Path:
         """Where its probe is stored. Versions and weights are no part of the name, so that a new
@@ -72,8 +78,9 @@ class StoredProbe:
     """One measurement. date: its day, YYYY-MM-DD.
 
     exact_width, exact_pads, exact_fixes_keys: the plan under which rows are bitwise equal
-    (core/exact.py), None where there is none; block: the drafter's best number of rows, None
-    without a drafter; details: all figures, as `dflash doctor --probe --json` shows them.
+    (core/exact.py), None where there is none; block: the drafter's best number of rows (of an MTP
+    head one more than its drafts), None without a drafter; details: all figures, as `dflash doctor
+    --probe --json` shows them.
     """
 
     date: str
@@ -121,8 +128,16 @@ def identify(directory: Path) -> str:
     """What changes when the weights of a checkpoint do: its config.json, and names, sizes and
     times of its safetensors files. Empty where these are not there; no weights are read."""
     try:
-        known = hashlib.sha256((directory / "config.json").read_bytes())
-        files = sorted(directory.glob("*.safetensors"))
+        config = (directory / "config.json").read_bytes()
+    except OSError:
+        return ""
+    return identify_files(sorted(directory.glob("*.safetensors")), config)
+
+
+def identify_files(files: Sequence[Path], config: bytes = b"") -> str:
+    """The same of a list of files, by names, sizes and times. Empty where one is not there."""
+    known = hashlib.sha256(config)
+    try:
         for file in files:
             state = file.stat()
             known.update(f"{file.name} {state.st_size} {state.st_mtime_ns}\n".encode())

@@ -14,6 +14,7 @@ from typing import Any
 from ..core.bench_types import Arm
 from ..core.config import TargetConfig, read_target_config
 from ..core.drafter import Drafter
+from ..core.errors import OptionError
 from ..core.loading import LoadedTarget, load_target
 from ..core.options import (
     DEFAULT_KERNELS,
@@ -128,10 +129,17 @@ class ArmLoader:
     ) -> Arm:
         options = GenerateOptions(
             block_size=spec.block_size,
-            draft_tokens=spec.draft_tokens or GenerateOptions.draft_tokens,
+            draft_tokens=spec.draft_tokens,
             gate=spec.gate,
         )
         block = limit_block(drafter.block(options), widest) if drafter else NO_BLOCK
+        asked = spec.draft_tokens if drafter is not None and drafter.name == "mtp" else None
+        if asked is not None and asked > block.draft_tokens:
+            raise OptionError(
+                f"draft-tokens {asked} is above the exact width of this target on this device, "
+                f"{widest} rows, and would measure the arm of {block.draft_tokens} again: give "
+                f"1..{block.draft_tokens}, or run with --no-exact"
+            )
         settings: dict[str, Any] = {"requested": spec.speculation, "route": route.route}
         if drafter is None:
             settings |= {} if spec.speculation == "none" else {"reason": route.reason}

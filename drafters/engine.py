@@ -40,7 +40,7 @@ class Request:
     stop: tuple[str, ...] = ()
     speculation: Speculation = "auto"
     block_size: int | None = None
-    draft_tokens: int = GenerateOptions.draft_tokens
+    draft_tokens: int | None = None
     gate: bool = True
     reuse: bool = True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ import mlx.nn as nn
 from ..core.choose import Draws
 from ..core.drafter import TargetRows
 from ..core.mlx_models import model_module
-from ..core.options import Block, GenerateOptions, MtpHidden
+from ..core.options import Block, GenerateOptions, MtpHidden, StoredBlock, resolve_chain
 from ..core.sampling import Proposal, join_steps
 
 
@@ -143,6 +144,9 @@ class MtpDrafter:
         before the final norm; dtype: compute dtype of the head."""
         self.model = model
         self.hidden = hidden
+        self.stored: StoredBlock | None = None  # by a probe on this device, where there is one
+        self.place: Path | None = None  # where it was read from, and the files that a change of
+        self.files: tuple[Path, ...] = ()  # the head would change
         self._ends = ends
         self._dtype = dtype
         self._tap_ids = () if hidden == "post" else (last_layer,)
@@ -150,8 +154,9 @@ class MtpDrafter:
         self.reset(0)
 
     def block(self, options: GenerateOptions) -> Block:
-        """The anchor and --draft-tokens drafts; --block-size concerns DFlash alone."""
-        return Block(None, None, options.draft_tokens + 1)
+        """The anchor and --draft-tokens drafts, else by a stored probe or 3; --block-size concerns
+        DFlash alone."""
+        return resolve_chain(options.draft_tokens, self.stored)
 
     @property
     def tap_ids(self) -> tuple[int, ...]:

@@ -46,6 +46,13 @@ class MtpSource:
     tensors: Mapping[str, Found]
     text_config: Mapping[str, Any] | None = None
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What the head is read from: files of tensors, and the config.json of its own folder."""
+        weights = sorted({found.info.file for found in self.tensors.values()})
+        config = () if self.text_config is None else (self.where / "config.json",)
+        return (*config, *weights)
+
 
 def find_head(target: TargetConfig) -> MtpSource | None:
     """The head among the target's own files, None where there is none.

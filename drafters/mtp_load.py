@@ -46,7 +46,9 @@ def load_head(
     model.eval()
     mx.eval(model.parameters())
     last_layer = target.config.num_hidden_layers - 1
-    return MtpDrafter(model, target, hidden, last_layer, dtype)
+    drafter = MtpDrafter(model, target, hidden, last_layer, dtype)
+    drafter.place, drafter.files = source.where, source.files
+    return drafter
 
 
 def check_head(

@@ -103,8 +103,8 @@ def load_pair(
     `drafter` that is an MTP head's folder stands for `mtp`. reserve: under auto, load the MTP
     head beside a DFlash drafter, for the gate to try. drafter_bits: 4, 8 or 16 (as it is); None
     is 4 for a DFlash drafter that is not quantized yet. report: notes, and progress of its slab,
-    which is made on first use. kernels: as of load_target. stored_probe: a DFlash drafter's
-    default block is the best one that `dflash doctor --probe` stored for this device. exact:
+    which is made on first use. kernels: as of load_target. stored_probe: a drafter's default
+    block is the best one that `dflash doctor --probe` stored for this device. exact:
     True: run the target by a plan that makes its rows exact, measured here, or raise
     ExactUnavailable; None: measure on the CPU alone, where it costs little, for the blocks of
     `checked`, and change nothing; False: neither.

@@ -30,11 +30,15 @@ class Route:
             "reserve": self.reserve,
         }
 
-    def notes(self, options: GenerateOptions) -> list[str]:
-        """Options that were given and do nothing on this route."""
+    def notes(self, options: GenerateOptions, mtp: str | None = None) -> list[str]:
+        """Options that were given and do nothing on this route; mtp: the --mtp value."""
         notes = []
         if options.block_size is not None and not self.route.startswith("dflash"):
             notes.append(f"--block-size concerns DFlash alone and is ignored on route {self.route}")
+        if "mtp" not in (self.route, self.reserve):
+            given = {"--mtp": mtp, "--draft-tokens": options.draft_tokens}
+            for name in (name for name, value in given.items() if value is not None):
+                notes.append(f"{name} concerns an MTP head alone and is ignored: none is loaded")
         if options.gate and not options.gated and self.route != "none":
             notes.append("gate and adaptive block are off: a seeded sample repeats exactly")
         return notes

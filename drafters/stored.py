@@ -1,4 +1,4 @@
-"""The default block of a loaded drafter, by the probe that `dflash doctor --probe` stored of it."""
+"""A drafter's or head's default block, by the probe that `dflash doctor --probe` stored of it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from ..core.options import StoredBlock
 from ..core.probes import ProbeKey, load_probe, probe_key
 from ..core.target import Target
 from .dflash import DFlashDrafter
+from .mtp import MtpDrafter
 
 
 def drafter_key(key: ProbeKey, drafter: Drafter) -> ProbeKey | None:
-    """The key of a target with a drafter; None for an MTP head, which has no block."""
-    if not isinstance(drafter, DFlashDrafter):
-        return None
-    return key.with_drafter(drafter.config.path, drafter.bits)
+    """The key of a target with a drafter; None for one that is in no files."""
+    if isinstance(drafter, DFlashDrafter):
+        return key.with_drafter(drafter.config.path, drafter.bits)
+    if isinstance(drafter, MtpDrafter) and drafter.place is not None:
+        return key.with_head(drafter.place, drafter.hidden, drafter.files)
+    return None
 
 
 def use_stored_block(target: Target, drafter: Drafter, note: Callable[[str], None]) -> None:
-    """Give a DFlash drafter the best block that was measured of it on this device, if any was.
+    """Give a drafter the best block that was measured of it on this device, if any was.
 
     note: told of a probe that is there and does not hold (core/probes.py).
     """
-    if not isinstance(drafter, DFlashDrafter):
+    if not isinstance(drafter, DFlashDrafter | MtpDrafter):
         return
     key = probe_key(target)
     known = drafter_key(key, drafter) if key is not None else None

@@ -25,6 +25,7 @@ from dflash_suite.drafters.cuda import kernels as draft
 HEADER = Path(__file__).resolve().parent / "cuda_on_cpu.h"
 COMPILER = shutil.which("g++") if sys.platform == "linux" else None
 """Elsewhere g++ is another compiler, and coroutines have other names."""
+FLAGS = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-fPIC"]
 NUMPY: dict[mx.Dtype, Any] = {
     mx.bfloat16: np.uint16,
     mx.float32: np.float32,
@@ -87,7 +88,8 @@ class CudaOnCpu:
     def _build(self, symbol: str, text: str) -> Callable[..., None]:
         primitives = source_file("primitives").read_text(encoding="utf-8")
         assert primitives in text and COMPILER is not None
-        text = text.replace(primitives, "").replace(launch.PREAMBLE, f'#include "{HEADER}"\n')
+        include = f'#include "{self._header(COMPILER)}"\n'
+        text = text.replace(primitives, "").replace(launch.PREAMBLE, include)
         pattern = rf'extern "C" __global__ void __launch_bounds__\([0-9, ]+\) {symbol}\((.*?)\) \{{'
         match = re.search(pattern, text, re.DOTALL)
         assert match is not None
@@ -104,10 +106,17 @@ class CudaOnCpu:
         source = self._folder / f"{symbol[:100]}-{len(self._run)}.cpp"
         source.write_text(text, encoding="utf-8")
         library = source.with_suffix(".so")
-        flags = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-fPIC", "-shared"]
-        subprocess.run([COMPILER, *flags, "-o", str(library), str(source)], check=True)
+        subprocess.run([COMPILER, *FLAGS, "-shared", "-o", str(library), str(source)], check=True)
         run: Callable[..., None] = ctypes.CDLL(str(library)).run
         return run
+
+    def _header(self, compiler: str) -> Path:
+        """The header, compiled once for all kernels: most of what each of them takes."""
+        header = self._folder / HEADER.name
+        if not header.exists():
+            shutil.copy(HEADER, header)
+            subprocess.run([compiler, *FLAGS, "-x", "c++-header", str(header)], check=True)
+        return header
 
 
 def emulate(folders: Any) -> Iterator[CudaOnCpu]:

@@ -23,6 +23,8 @@ from dflash_suite.core.bench_report import BenchReport, make_report
 from dflash_suite.core.bench_speed import compare_pairs
 from dflash_suite.core.bench_sweep import find_best
 from dflash_suite.core.bench_types import BenchPrompt
+from dflash_suite.core.errors import OptionError
+from dflash_suite.core.exact import ExactPlan, ExactTarget
 from dflash_suite.core.loading import LoadedTarget
 from dflash_suite.drafters.bench_arms import ArmLoader
 from dflash_suite.drafters.bench_prompts import collect_prompts, kinds_of
@@ -199,6 +201,21 @@ def test_a_sweep_is_one_arm_a_value_beside_plain(report: BenchReport) -> None:
     assert [len(arm.profile.trials) if arm.profile else 0 for arm in report.arms] == [0, 1, 4, 3]
 
 
+def test_draft_tokens_above_the_exact_width_are_no_arm(bundled_target: LoadedTarget) -> None:
+    """Cut to the width they would be the same arm again."""
+    loader = ArmLoader(bundled_target.target.config)
+
+    def depth(text: str, width: int) -> Any:
+        target = ExactTarget(bundled_target.target, ExactPlan(width, pads=True))
+        spec, loaded = parse_arm(text), LoadedTarget(target, bundled_target.tokenizer)
+        return loader.build(spec, loader.candidates(spec), loaded).settings["draft_tokens"]
+
+    assert [depth("mtp:draft-tokens=3", 4), depth("mtp", 4), depth("mtp", 2)] == [3, 3, 1]
+    for tokens in (4, 6):
+        with pytest.raises(OptionError, match=rf"draft-tokens {tokens} is above .* give 1\.\.3"):
+            depth(f"mtp:draft-tokens={tokens}", 4)
+
+
 def test_csv_has_a_row_an_answer(report: BenchReport, capsys: pytest.CaptureFixture[str]) -> None:
     bench_export.print_csv(report)
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -314,6 +331,9 @@ def test_bad_prompt_files_exit_1(tmp_path: Path, name: str, content: bytes, mess
     file.write_bytes(content)
     result = run("--ab", "none", "--prompts", str(file))
     assert result.exit_code == 1 and message in result.stderr and "Traceback" not in result.output
+
+
+def test_a_prompt_file_that_is_absent_exits_1(tmp_path: Path) -> None:
     assert run("--prompts", str(tmp_path / "absent.txt")).exit_code == 1
 
 

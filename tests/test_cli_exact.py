@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from planted import Fault, plant
+from tiny import save_checkpoint
+from tiny_drafter import save_drafter
 from typer.testing import CliRunner, Result
 
 from dflash_suite.cli.app import app
@@ -21,6 +23,7 @@ from dflash_suite.core.target import Target
 from dflash_suite.drafters import pair as pairs
 
 CODE = "def fibonacci(n):\n"
+TINY = ["--raw", "abc", "-n", "6", "--no-gate", "--drafter-bits", "16"]
 CHECKED = "identical here (blocks of up to 7 rows, checked at load)"
 
 
@@ -36,6 +39,14 @@ def one_short_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for a plan takes seconds otherwise; none is stored, so that each is measured."""
     monkeypatch.setattr(exact, "CPU_CONTEXTS", (8,))
     monkeypatch.setenv("DFLASH_STORED_PROBE", "off")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options for a tiny pair, trained at 6 rows, where what is measured is not the bundled one."""
+    place = tmp_path_factory.mktemp("tiny")
+    save_drafter(save_checkpoint(place) / "drafter")
+    return ["--model", str(place)]
 
 
 def run(*args: str, command: str = "generate", stdin: str | None = None) -> Result:
@@ -71,12 +82,12 @@ def test_generate_says_what_was_checked() -> None:
 
 
 def test_a_device_whose_rows_differ_is_not_called_identical(
-    planted_device: Callable[[Fault], None],
+    planted_device: Callable[[Fault], None], tiny: list[str]
 ) -> None:
     planted_device("width and keys")
-    short = ["--raw", CODE, "-n", "6", "--no-gate"]
+    short = [*TINY, *tiny]
     told = run(*short).stderr
-    assert "not verified on this device (" in told and "rows differ at width 7" in told
+    assert "not verified on this device (" in told and "rows differ at width 6" in told
     exact = json.loads(run(*short, "--exact", "--json").stdout)
     plain = json.loads(run(*short, "--exact", "--json", "-s", "none").stdout)
     assert exact["identity"]["plan"]["pads"] is True
@@ -88,12 +99,13 @@ def test_a_device_whose_rows_differ_is_not_called_identical(
 
 @pytest.mark.parametrize("requests", [False, True])
 def test_where_nothing_is_exact_the_command_ends(
-    planted_device: Callable[[Fault], None], requests: bool, tmp_path: Path
+    planted_device: Callable[[Fault], None], requests: bool, tmp_path: Path, tiny: list[str]
 ) -> None:
     planted_device("neighbour")
     file = tmp_path / "requests.jsonl"
     file.write_text('{"prompt": "x"}\n', encoding="utf-8")
-    result = run("--exact", *(["--requests", str(file)] if requests else ["--raw", CODE]))
+    given = ["--requests", str(file)] if requests else ["--raw", CODE]
+    result = run("--exact", *tiny, *given)
     assert result.exit_code == 1 and result.stdout == ""
     assert "error: " in result.stderr and "no way was found on this device" in result.stderr
     assert "Traceback" not in result.stderr and "every pass at 8 rows" in result.stderr
@@ -114,18 +126,18 @@ def test_a_block_above_the_exact_width_is_a_usage_error(monkeypatch: pytest.Monk
     assert json.loads(run(*short, "--json").stdout)["speculation"]["block"]["effective"] == 4
 
 
-def test_exact_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_is_a_setting(monkeypatch: pytest.MonkeyPatch, tiny: list[str]) -> None:
     monkeypatch.setenv("DFLASH_EXACT", "off")
-    short = ["--raw", CODE, "-n", "4", "--no-gate"]
+    short = [*TINY, *tiny]
     assert "not verified on this device" in run(*short).stderr
     assert "identical here" in run(*short, "--exact").stderr
 
 
 def test_a_measured_plan_is_stored_and_used_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: list[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    short = ["--raw", CODE, "-n", "4", "--no-gate", "--stored-probe"]
+    short = [*TINY, *tiny, "--stored-probe"]
     assert "identical here (blocks of up to 16" in run(*short, "--exact").stderr
     assert len(list((tmp_path / "dflash/probes").iterdir())) == 1
     measured: list[int] = []
@@ -137,8 +149,9 @@ def test_a_measured_plan_is_stored_and_used_again(
     assert measured == []
 
 
-def test_bench_says_what_it_compared_and_by_which_plan() -> None:
-    args = ["--ab", "none", "--max-prompts", "1", "--repeats", "1", "-n", "8", "-q"]
+def test_bench_says_what_it_compared_and_by_which_plan(tiny: list[str]) -> None:
+    args = ["--ab", "none", "--max-prompts", "1", "--repeats", "1", "-n", "8", "-q", *tiny]
+    args += ["--drafter-bits", "16"]
     document = json.loads(run(*args, "--exact", "--json", command="bench").stdout)
     assert document["settings"]["exact"]["width"] == 16
     statements = [arm["identity"]["statement"] for arm in document["arms"]]

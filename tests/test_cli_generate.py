@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 from typer.testing import CliRunner, Result
 
+from dflash_suite.cli.__main__ import main as cli_main
 from dflash_suite.cli.app import app
 from dflash_suite.cli.prompting import BUILT_IN
 
 ROOT = Path(__file__).resolve().parent.parent
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "NO_COLOR": "1", "COLUMNS": "80"}
+ENV |= {"DFLASH_EXACT": "off"}
+"""The check at load, which takes a second, is test_cli_exact.py's."""
 SHORT = ["--max-tokens", "24", "--no-gate"]
 PROMPT = "def fibonacci(n):\n"
 
@@ -32,7 +36,7 @@ def plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*args: str, stdin: str | bytes | None = None) -> Result:
-    return CliRunner().invoke(app, ["generate", *args], input=stdin)
+    return CliRunner().invoke(app, ["generate", "--no-exact", *args], input=stdin)
 
 
 def document(*args: str, stdin: str | bytes | None = None) -> dict[str, Any]:
@@ -164,9 +168,28 @@ def test_the_mtp_head_gives_the_plain_ids(plain: dict[str, Any], draft_tokens: i
 
 def test_an_ignored_block_size_is_named() -> None:
     result = run("--raw", PROMPT, *SHORT, "-s", "mtp", "--block-size", "4")
+    assert "up to 3 drafts a round (default)" in result.stderr
     assert "--block-size concerns DFlash alone" in result.stderr
     result = run("--raw", PROMPT, *SHORT, "-s", "dflash", "--block-size", "4")
     assert "--block-size concerns" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("-s", "dflash", "--mtp", "/nope"), {"--mtp"}),
+        (("-s", "none", "-k", "2"), {"--draft-tokens"}),
+        (("-s", "none", "--mtp", "/nope", "--block-size", "4"), {"--mtp", "--block-size"}),
+        (("-s", "mtp", "-k", "2"), set()),
+        (("-k", "2"), set()),  # the head is in reserve
+        (("-s", "none"), set()),
+    ],
+)
+def test_ignored_options_are_named(args: tuple[str, ...], named: set[str]) -> None:
+    result = run("--raw", PROMPT, "-n", "2", *args)
+    assert result.exit_code == 0
+    notes = [line for line in result.stderr.splitlines() if "ignored" in line]
+    assert {line.split()[0] for line in notes} == named and len(notes) == len(named)
 
 
 def test_the_gate_is_on_by_default_and_counts_by_route(plain: dict[str, Any]) -> None:
@@ -202,7 +225,8 @@ def test_prompt_sources_agree(tmp_path: Path, plain: dict[str, Any]) -> None:
         (["-"], PROMPT),
         ([], PROMPT),
     ):
-        assert document("--raw", *SHORT, *args, stdin=stdin)["token_ids"] == plain["token_ids"]
+        found = document("--raw", "-n", "8", "-s", "none", *args, stdin=stdin)
+        assert found["token_ids"] == plain["token_ids"][:8]
 
 
 def test_a_silent_pipe_is_waited_for_only_where_a_model_was_named() -> None:
@@ -250,7 +274,7 @@ def test_text_that_was_not_utf8_is_refused() -> None:
 def test_a_closed_or_full_stream_is_no_traceback(close: str) -> None:
     if "full" in close and not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    command = f'"{sys.executable}" -m dflash_suite.cli generate --raw x -n 2 {close}'
+    command = f'"{sys.executable}" -m dflash_suite.cli generate --raw x -n 2 -s none {close}'
     done = subprocess.run(["sh", "-c", command], env=ENV, capture_output=True, check=False)
     assert b"Traceback" not in done.stderr, done.stderr
     assert done.returncode == (1 if "full" in close else 0)
@@ -274,9 +298,10 @@ def test_chat_is_the_default_and_takes_a_system_message() -> None:
 
 
 def test_stop_string_ends_before_it() -> None:
-    whole = document("--raw", PROMPT, "-n", "40")["text"]
+    whole = document("--raw", PROMPT, "-n", "20")["text"]
     stop = whole[20:26]
-    cut = document("--raw", PROMPT, "-n", "40", "--stop", stop)
+    assert len(stop) == 6
+    cut = document("--raw", PROMPT, "-n", "20", "--stop", stop)
     assert cut["text"] == whole[: whole.index(stop)]
     assert cut["finish_reason"] == "stop"
 
@@ -299,6 +324,43 @@ def test_ctrl_c_keeps_what_was_produced() -> None:
     assert process.returncode == 130
     assert len(first + out) > 10 and b"Traceback" not in err
     assert b"route dflash2" in err
+
+
+INTERRUPTED = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("module", "said"), [("typer", b""), ("mlx_lm", b"interrupted\n")])
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path, module: str, said: bytes) -> None:
+    """Of the command line's own, and of what a command needs."""
+    (tmp_path / f"{module}.py").write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_suite.cli", "generate", "--raw", PROMPT, "-n", "1"],
+        env={**ENV, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENV['PYTHONPATH']}"},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", said)
+
+
+def test_ctrl_c_before_a_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**named: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dflash_suite.cli.app.app", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        cli_main()
+    assert caught.value.code == 130
+
+
+def test_the_script_is_the_function_that_expects_it() -> None:
+    project = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"dflash": f"{cli_main.__module__}:{cli_main.__name__}"}
 
 
 def test_a_reader_that_leaves_is_no_traceback() -> None:

@@ -29,6 +29,7 @@ BAD = {
     '{"prompt": "x", "speculation": "fast"}': "invalid 'speculation' value",
     '{"prompt": "x", "max_tokens": "a"}': "expected a whole number",
     '{"prompt": "x", "max_tokens": true}': "expected a whole number",
+    '{"prompt": "x", "max_tokens": null}': "max_tokens is null",
     '{"prompt": "x", "max_tokens": 0}': "max_tokens must be at least 1",
     '{"prompt": "x", "temperature": "hot"}': "expected a number",
     '{"prompt": "x", "seed": 1.5}': "expected a whole number",
@@ -55,7 +56,9 @@ def plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def serve(lines: list[str], *args: str) -> tuple[int, list[dict[str, Any]], str]:
     done = CliRunner().invoke(
-        app, ["generate", "--requests", "-", "--no-gate", *args], input="\n".join(lines)
+        app,
+        ["generate", "--requests", "-", "--no-gate", "--no-exact", *args],
+        input="\n".join(lines),
     )
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
@@ -84,6 +87,12 @@ def test_bad_lines_are_answered_and_the_rest_goes_on() -> None:
     assert "fib" not in served[6]["text"] and 263 not in served[7]["token_ids"]
 
 
+def test_a_line_with_an_unknown_field_keeps_its_id() -> None:
+    code, (unknown, broken), _ = serve(['{"id": [7], "prompt": "x", "colour": 1}', "nope"])
+    assert code == 1 and unknown["id"] == [7] and "'colour'" in unknown["error"]["message"]
+    assert "id" not in broken
+
+
 def test_a_line_may_go_on_from_the_one_before() -> None:
     first = {"prompt": CODE, "max_tokens": 10}
     _, (result,), _ = serve([json.dumps(first)])
@@ -108,9 +117,11 @@ def test_requests_take_no_other_prompt(tmp_path: Path) -> None:
     for more in (["text"], ["--prompt-file", "x"]):
         done = CliRunner().invoke(app, ["generate", *more, "--requests", "-"])
         assert done.exit_code == 2 and "brings its own prompts" in done.stderr
-    absent = CliRunner().invoke(app, ["generate", "--requests", str(tmp_path / "absent")])
+    absent = CliRunner().invoke(
+        app, ["generate", "--no-exact", "--requests", str(tmp_path / "absent")]
+    )
     assert absent.exit_code == 1 and "cannot be read" in absent.stderr
     latin = tmp_path / "latin1"
     latin.write_bytes(b'{"prompt": "caf\xe9"}\n')
-    broken = CliRunner().invoke(app, ["generate", "--requests", str(latin)])
+    broken = CliRunner().invoke(app, ["generate", "--no-exact", "--requests", str(latin)])
     assert broken.exit_code == 1 and "not UTF-8" in broken.stderr

@@ -40,7 +40,7 @@ Edit = Callable[[dict[str, Any]], object]
 def opens(model: Path, speculation: str) -> str | None:
     """The route that generate would take, None where it ends with an error."""
     try:
-        return load_pair(str(model), None, speculation).route.route
+        return load_pair(str(model), None, speculation, exact=False).route.route
     except DflashError:
         return None
 

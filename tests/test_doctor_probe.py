@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 from dflash_suite.cli.app import app
 from dflash_suite.cli.bench_render import rich_table
 from dflash_suite.cli.probe_render import tables, verdicts
+from dflash_suite.core import exact
 from dflash_suite.core.exact import find_plan
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.probes import load_probe, probe_directory, probe_key
@@ -45,6 +46,8 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache directory of the test's own, and little to measure."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "CPU_OPTIONS", QUICK)
+    monkeypatch.setattr(exact, "CPU_CONTEXTS", (8,))
+    monkeypatch.setenv("DFLASH_EXACT", "off")
 
 
 def run(*arguments: object) -> Result:
@@ -126,13 +129,40 @@ def test_the_table_at_eighty_columns(tmp_path: Path) -> None:
     assert text.count("stored: ") == 2
 
 
-def test_an_mtp_head_is_probed_and_has_no_block_to_store(tmp_path: Path) -> None:
-    """Its drafts a round are an option of their own."""
+def test_an_mtp_head_is_probed_stored_and_used(tmp_path: Path) -> None:
+    """Its best number of drafts is the next start's default, and no more than that."""
     pair = save_pair(tmp_path / "pair")
     found = json.loads(run("doctor", pair, "--probe", "--json").stdout)["probe"]
     assert [draft["name"] for draft in found["drafts"]] == ["dflash2", "mtp"]
     assert found["drafts"][1]["trained"] is None
-    assert len(found["stored"]) == 2
+    assert len(found["stored"]) == 3
+    best = found["drafts"][1]["best_block"] - 1
+    assert 1 <= best <= 2, "at most 3 of 4 rows: anything but the default"
+    options = ("generate", "-n", 4, "-m", pair, "-s", "mtp", "--raw", "abc")
+    for more, said in (
+        ((), f"up to {best} drafts a round (stored probe of {found['date']})"),
+        (("-k", 4), "up to 4 drafts a round (as asked)"),
+        (("--no-stored-probe",), "up to 3 drafts a round (default)"),
+        (("--mtp-hidden", "pre"), "up to 3 drafts a round (default)"),
+    ):
+        assert said in run(*options, *more).stderr, more
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_in_a_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    pair, reached = save(tmp_path / "pair"), []
+
+    def interrupted(*args: Any) -> Any:
+        reached.append(args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "find_exact", interrupted)
+    done = run("doctor", pair, "--probe", *(["--json"] if as_json else []))
+    assert done.exit_code == 130 and len(reached) == 1
+    assert done.stderr == "interrupted before the probe was done\n"
+    assert ("failures" in done.stdout) is not as_json and "probe on" not in done.stdout
+    assert not as_json or done.stdout == ""
+    assert not probe_directory().exists()
 
 
 PLANTS: dict[Fault, tuple[str, Sequence[str]]] = {
@@ -214,8 +244,8 @@ def test_a_disk_that_takes_nothing_is_a_note(tmp_path: Path) -> None:
 def test_the_bundled_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over its own prompts; both drafters' answers are right, and the next start is told."""
     monkeypatch.setattr(module, "find_plan", partial(find_plan, contexts=(8,), tokens=4))
-    quick = ProbeOptions((8,), (1, 2, 3), 4, repeats=1, prompts=2, max_tokens=12)
-    pair = load_pair(dtype="float32", drafter_bits=16)
+    quick = ProbeOptions((8,), (1, 2, 3), 4, repeats=1, prompts=2, max_tokens=8)
+    pair = load_pair(dtype="float32", drafter_bits=16, exact=False)
     report = probe_pair(pair, bundled_target=True, options=quick)
     assert [draft.name for draft in report.drafts] == ["dflash2", "mtp"]
     assert [max(draft.profiles) for draft in report.drafts] == [3, 3]
@@ -233,7 +263,7 @@ def test_the_bundled_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def later_block() -> int:
     """The block of a later start with the bundled pair."""
-    pair = load_pair(dtype="float32", drafter_bits=16)
+    pair = load_pair(speculation="dflash", dtype="float32", drafter_bits=16, exact=False)
     assert pair.drafter is not None
     return pair.drafter.block(GenerateOptions()).effective
 

@@ -37,7 +37,7 @@ def fresh(engine: Engine) -> Engine:
 
 
 def ask(prompt: str | Sequence[int], **changes: Any) -> Request:
-    return Request(prompt, **{"max_tokens": 20, "gate": False, **changes})
+    return Request(prompt, **{"max_tokens": 12, "block_size": 4, "gate": False, **changes})
 
 
 def test_the_route_is_each_request_s_own(engine: Engine) -> None:
@@ -73,11 +73,11 @@ def test_a_request_has_a_prompt_or_messages() -> None:
 MIXED = [
     ask(CODE),
     ask(CODE, speculation="mtp", draft_tokens=5),
-    ask("class Stack:\n", block_size=4, stop=("self",)),
+    ask("class Stack:\n", block_size=6, stop=("self",)),
     ask(CODE, sampling=SamplingOptions(temperature=0.9, seed=7)),
     ask("import os\n", speculation="none"),
     ask(CODE, sampling=SamplingOptions(repetition_penalty=1.3)),
-    Request(messages=[{"role": "user", "content": "a stack"}], max_tokens=20, gate=False),
+    Request(messages=[{"role": "user", "content": "a stack"}], max_tokens=12, gate=False),
     ask("class Stack:\n", sampling=SamplingOptions(temperature=0.9, seed=7), speculation="mtp"),
     ask([7, 8, 9, 10], speculation="dflash"),
     ask(CODE),
@@ -101,11 +101,11 @@ def test_mixed_requests_equal_fresh_engines(engine: Engine) -> None:
 def test_a_conversation_goes_on_from_its_rows(engine: Engine, speculation: Any) -> None:
     """R37: the second turn feeds only what is new, its ids and its acceptance are those of a cold
     start, and so are its caches."""
-    first = engine.complete(ask(CODE, speculation=speculation, max_tokens=40))
+    first = engine.complete(ask(CODE, speculation=speculation, max_tokens=24))
     ids = [*engine.encode(ask(CODE)), *first.token_ids, *engine.tokenizer.encode("\n\ndef g(")]
-    warm = engine.complete(ask(ids, speculation=speculation, max_tokens=40))
-    cold = fresh(engine).complete(ask(ids, speculation=speculation, max_tokens=40, reuse=False))
-    assert warm.stats.reused_tokens == len(engine.encode(ask(CODE))) + 39
+    warm = engine.complete(ask(ids, speculation=speculation, max_tokens=24))
+    cold = fresh(engine).complete(ask(ids, speculation=speculation, max_tokens=24, reuse=False))
+    assert warm.stats.reused_tokens == len(engine.encode(ask(CODE))) + 23
     assert cold.stats.reused_tokens == 0
     assert warm.token_ids == cold.token_ids
     assert warm.stats.accept_lengths == cold.stats.accept_lengths

@@ -38,7 +38,7 @@ from dflash_suite.drafters.engine import Engine, Request
 from dflash_suite.drafters.kinds import DrafterKind
 from dflash_suite.drafters.pair import Pair
 
-PROMPT_TOKENS, NEW_TOKENS = 20, 40
+PROMPT_TOKENS, NEW_TOKENS = 20, 32
 LLAMA_SLIDING: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window": 12,

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import exact_identity
 import pytest
 
-ARGS = ["--prompts", "1", "--stdlib", "0", "--max-tokens", "24", "--width", "4", "--blocks", "3"]
+from dflash_suite.drafters.pair import load_pair
+
+ARGS = ["--prompts", "1", "--stdlib", "0", "--max-tokens", "14", "--width", "4", "--blocks", "3"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded_once() -> Iterator[None]:
+    """The script loads the same pairs at every start; here the first one's serve all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact_identity, "load_pair", functools.cache(load_pair))
+        yield
 
 
 def test_it_goes_on_where_it_stopped_and_finds_a_difference(
@@ -32,14 +44,14 @@ def test_it_goes_on_where_it_stopped_and_finds_a_difference(
     assert exact_identity.main(args) == 1
     assert "dflash2 3: other ids on" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="holds answers of another run"):
-        exact_identity.main([*args, "--max-tokens", "25"])
+        exact_identity.main([*args, "--max-tokens", "15"])
 
 
 def test_parts_share_the_prompts_and_are_merged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
-    args = [*ARGS, "--prompts", "2", "--max-tokens", "16"]
+    args = [*ARGS, "--prompts", "2", "--max-tokens", "12"]
     for part, file in enumerate(files, 1):
         exact_identity.main([*args, "--part", f"{part}/2", "--results", str(file)])
         assert len(file.read_text(encoding="utf-8").splitlines()) == 1 + 6

@@ -24,7 +24,7 @@ from dflash_suite.core.repairs import SUPPORTED
 from dflash_suite.core.target import Target
 
 QUANTIZED = {"group_size": 32, "bits": 4}
-PROMPT_TOKENS, NEW_TOKENS, BLOCK = 20, 60, 6
+PROMPT_TOKENS, NEW_TOKENS, BLOCK = 20, 40, 6
 PRECISIONS = [(name, precision) for name in CONFIGS for precision in ("float32", "4bit")]
 PRECISIONS += [(name, "bfloat16") for name in DENSE]
 
@@ -122,7 +122,7 @@ def test_identity_and_rollback(tmp_path: Path, name: str, precision: str) -> Non
     target = open_family(tmp_path, name, precision).target
     model, ids = target.backbone.model, prompt(PROMPT_TOKENS)
     stock = stock_greedy(model, ids, NEW_TOKENS + BLOCK)
-    assert_varied(stock)
+    assert_varied(stock, within=NEW_TOKENS)
     run = speculate(target, ids, stock)
     own = run.emitter.token_ids
     assert_same_ids(target, ids, own, stock[:NEW_TOKENS])
@@ -198,7 +198,7 @@ def test_two_pairs_in_one_process_leave_plain_decoding_as_in_a_fresh_one(tmp_pat
                 del live[name]
     for name in names:
         expected = references[name][:NEW_TOKENS]
-        assert_varied(expected)
+        assert_varied(expected, within=NEW_TOKENS)
         assert runs[name].emitter.token_ids == expected
         assert 0 < runs[name].stats.accepted < runs[name].stats.drafted
         assert plain(opened[name].target, ids) == expected

@@ -44,7 +44,7 @@ from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.results import Chunk
 from dflash_suite.core.target import Target
 
-TOKENS = 32
+TOKENS = 24
 MASK_ID = 3
 RECORDED = 60
 """Ids of the recorded continuation; more than a run emits, for the last block's drafts."""

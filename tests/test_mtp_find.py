@@ -316,12 +316,12 @@ def test_every_family_decodes_with_its_head(
     save_family(tmp_path, family, **changes)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     mx.save_safetensors(str(tmp_path / file), prefixed(head_tensors(layout, hf=hf)))
-    pair = load_pair(str(tmp_path), None, "mtp")
+    pair = load_pair(str(tmp_path), None, "mtp", exact=False)
     ids = prompt(9)
-    run = pair.generate(ids, GenerateOptions(max_tokens=40, gate=False))
+    run = pair.generate(ids, GenerateOptions(max_tokens=24, gate=False))
     for _ in run:
         pass
-    plain = stock_greedy(pair.target.backbone.model, ids, 40)
+    plain = stock_greedy(pair.target.backbone.model, ids, 24)
     assert run.emitter.token_ids == plain and len(set(plain)) > 10
     assert run.stats.rounds > 5 and run.stats.rounds_by_route == {"mtp": run.stats.rounds}
     assert_as_fed_alone(run.cache, pair.target.backbone.model, [*ids, *plain[:-1]], len(ids))

@@ -15,6 +15,7 @@ from dflash_suite.core.options import (
     StoredBlock,
     parse_speculation,
     resolve_block,
+    resolve_chain,
 )
 
 
@@ -64,6 +65,17 @@ def test_a_stored_block_takes_the_place_of_the_default_alone() -> None:
     assert resolve_block(4, None, stored).effective == 4
 
 
+def test_a_chain_takes_stored_drafts_in_place_of_the_default_alone() -> None:
+    stored = StoredBlock(3, "2026-11-29")
+    cases = ((None, None, 3), (None, stored, 2), (5, stored, 5), (None, StoredBlock(64, "x"), 6))
+    for requested, known, drafts in cases:
+        assert resolve_chain(requested, known).draft_tokens == drafts
+    said = resolve_chain(None, stored).describe()
+    assert said == ", up to 2 drafts a round (stored probe of 2026-11-29)"
+    assert "(as asked)" in resolve_chain(5, stored).describe()
+    assert "(default)" in resolve_chain(None).describe()
+
+
 def test_block_without_a_drafter() -> None:
     block = NO_BLOCK
     assert (block.effective, block.draft_tokens, block.describe()) == (1, 0, "")
@@ -99,6 +111,6 @@ def test_values_that_no_run_could_use(name: str, value: Any, message: str) -> No
 def test_options_are_frozen_and_have_defaults() -> None:
     options = GenerateOptions()
     assert options.max_tokens > 0 and options.block_size is None and options.stop == ()
-    assert options.profile is False and options.gate is True and options.draft_tokens == 3
+    assert options.profile is False and options.gate is True and options.draft_tokens is None
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.max_tokens = 3  # type: ignore[misc]

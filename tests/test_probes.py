@@ -9,9 +9,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from tiny import make_target, save_checkpoint
 from tiny_drafter import save_drafter
+from tiny_mtp import head_tensors, prefixed, save_target
 
 from dflash_suite.core.loading import open_target
 from dflash_suite.core.options import GenerateOptions
@@ -226,6 +228,36 @@ def test_an_arm_of_a_benchmark_takes_it_too(pair_directory: Path) -> None:
         return setup.arms[0].settings["block_size"]
 
     assert (block_size(True), block_size(False)) == (3, 6)
+
+
+def test_a_later_start_takes_the_stored_drafts_of_a_head(tmp_path: Path) -> None:
+    """Of the very head: another one, other hidden rows or changed files have the default."""
+    inside = save_target(tmp_path / "target", prefixed(head_tensors()))
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((inside / "config.json").read_bytes())
+    mx.save_safetensors(str(folder / "model.safetensors"), head_tensors(hf=False))
+    later = load_pair(str(inside), speculation="mtp")
+    key = probe_key(later.target)
+    assert key is not None and later.drafter is not None
+    known = drafter_key(key, later.drafter)
+    assert known is not None
+    save_probe(known, replace(PROBE, block=2))
+
+    def drafts(options: GenerateOptions, **loading: Any) -> int:
+        pair = load_pair(str(inside), speculation="mtp", **loading)
+        assert pair.drafter is not None
+        return pair.drafter.block(options).draft_tokens
+
+    default, notes = GenerateOptions(), list[str]()
+    assert drafts(default) == 1 and drafts(GenerateOptions(draft_tokens=4)) == 4
+    assert drafts(default, stored_probe=False) == drafts(default, mtp_hidden="pre") == 3
+    assert drafts(default, mtp=str(folder)) == 3
+    arms = load_arms([ArmSpec("mtp"), ArmSpec("mtp", draft_tokens=4)], str(inside)).arms
+    assert [arm.settings["draft_tokens"] for arm in arms] == [1, 4]
+    os.utime(inside / "model-mtp-shard.safetensors", ns=(0, 1))
+    assert drafts(default, progress=notes.append) == 3
+    assert "the drafter's files have changed" in "".join(notes)
 
 
 def test_an_outdated_block_is_no_default(pair_directory: Path) -> None:

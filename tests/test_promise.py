@@ -227,13 +227,13 @@ def test_padded_passes_of_the_bundled_pair(
     ids = encode_text(tokenizer, CODE)
 
     def decode(drafter: Drafter | None, **options: Any) -> Generation:
-        wanted = GenerateOptions(24, gate=False, **options)
+        wanted = GenerateOptions(16, gate=False, **options)
         made = Generation(target, ids, tokenizer.detokenizer, drafter=drafter, options=wanted)
         list(made)
         return made
 
     plain = decode(None).emitter.token_ids
-    assert len(plain) == 24 and len(set(plain)) > 6
+    assert len(plain) == 16 and len(set(plain)) > 6
     for pair in bundled_pairs.values():
         for block in (2, min(width, 8)):
             found = decode(pair.drafter, block_size=block)

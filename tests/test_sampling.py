@@ -203,25 +203,31 @@ def stock_with_penalties(model: Any, ids: Sequence[int], options: SamplingOption
         frequency_penalty=options.frequency_penalty or None,
         frequency_context_size=window,
     )
-    steps = generate_step(mx.array(list(ids)), model, max_tokens=30, logits_processors=processors)
+    steps = generate_step(mx.array(list(ids)), model, max_tokens=20, logits_processors=processors)
     return [int(token) for token, _ in steps]
+
+
+@pytest.fixture(scope="module")
+def bare(bundled_pair: Pair) -> list[int]:
+    """What the bundled target says without penalties."""
+    ids = bundled_pair.tokenizer.encode("def fibonacci(n):\n")
+    return stock_with_penalties(bundled_pair.target.backbone.model, ids, SamplingOptions())
 
 
 @pytest.mark.parametrize("penalties", PENALTIES, ids=lambda chosen: "+".join(chosen))
 def test_greedy_ids_under_penalties_are_plain_ids(
-    penalties: dict[str, Any], bundled_pair: Pair
+    penalties: dict[str, Any], bundled_pair: Pair, bare: list[int]
 ) -> None:
     """On real text, which repeats itself, so that every penalty has something to act on."""
     target, sampling = bundled_pair.target, SamplingOptions(**penalties)
     ids = bundled_pair.tokenizer.encode("def fibonacci(n):\n")
     stock = stock_with_penalties(target.backbone.model, ids, sampling)
-    bare = stock_with_penalties(target.backbone.model, ids, SamplingOptions())
     assert stock != bare, "the penalties changed nothing, so nothing is shown"
     assert not set(stock) & set(target.config.eos_ids)
-    options = GenerateOptions(max_tokens=30, gate=False, sampling=sampling)
+    options = GenerateOptions(max_tokens=20, gate=False, sampling=sampling)
     seen = set()
     for policy in (None, all_right(), all_wrong(target.config.vocab_size)):
-        drafter = None if policy is None else ScriptedDrafter(policy, stock, len(ids))
+        drafter = None if policy is None else ScriptedDrafter(policy, stock, len(ids), 4)
         run = Generation(target, ids, PieceDetokenizer(None), drafter=drafter, options=options)
         assert sum(1 for _ in run) > 0
         assert run.emitter.token_ids == stock
@@ -262,7 +268,7 @@ def test_a_forbidden_token_that_the_drafter_loves_is_never_emitted(bundled_pair:
         SamplingOptions(logit_bias=bias),
         SamplingOptions(temperature=0.8, seed=4, logit_bias=bias),
     ):
-        options = GenerateOptions(max_tokens=24, gate=False, sampling=sampling)
+        options = GenerateOptions(max_tokens=16, block_size=4, gate=False, sampling=sampling)
         run = bundled_pair.generate(ids, options)
         assert sum(1 for _ in run) > 0
         assert run.stats.rounds > 0 and loved not in run.emitter.token_ids
@@ -270,7 +276,7 @@ def test_a_forbidden_token_that_the_drafter_loves_is_never_emitted(bundled_pair:
 
 def plain_ids(pair: Pair, ids: Sequence[int], sampling: SamplingOptions) -> list[int]:
     run = replace(pair, drafter=None, reserve=None).generate(
-        ids, GenerateOptions(max_tokens=24, sampling=sampling)
+        ids, GenerateOptions(max_tokens=1, sampling=sampling)
     )
     assert sum(1 for _ in run) > 0
     return run.emitter.token_ids
@@ -286,7 +292,7 @@ def test_a_seed_repeats_exactly(
     ids, found = pair.tokenizer.encode("def fibonacci(n):\n"), []
     for seed in (3, 3, 4):
         sampling = SamplingOptions(temperature=1.0, top_k=50, seed=seed)
-        run = pair.generate(ids, GenerateOptions(max_tokens=24, sampling=sampling))
+        run = pair.generate(ids, GenerateOptions(max_tokens=16, sampling=sampling))
         assert sum(1 for _ in run) > 0
         assert run.stats.plain_steps == 0 and 0 < run.stats.accepted < run.stats.drafted
         found.append(run.emitter.token_ids)

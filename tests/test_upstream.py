@@ -30,7 +30,7 @@ DRAFTERS = ("dflash", "dflash2")
 PROMPTS = ("hand-1", "hand-3", "held-code-13 continued")
 """Names in prompts.jsonl; `continued` takes the plain ids into the prompt, 264 rows in all, so
 that DFlash2's window of 256 has to slide from the prefill on (see upstream_runner.InOrderCache)."""
-MAX_TOKENS = 60
+MAX_TOKENS = 50
 BLOCK_SIZE = 8
 UNREACHABLE = re.compile(
     r"NewConnectionError|ConnectTimeoutError|ReadTimeoutError|NameResolutionError|ProxyError"
