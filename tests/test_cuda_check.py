@@ -88,16 +88,26 @@ def test_no_hole_of_a_body_is_left(body: Body) -> None:
 
 def test_steps_of_a_launch_see_what_those_before_them_made() -> None:
     body = Body("y[block] = x[block] + N;", ())
-    first = steps._Signature("one", body, (("x", "one_x"),), ("y",), (("N", 1),), ())
-    second = steps._Signature("two", body, (("x", "one_y"),), ("y",), (("N", 2),), ("factor",))
-    kernel = steps._assemble((first, second), True)
-    assert kernel.inputs == ("one_x", "token", "words")
-    assert kernel.outputs == ("one_y", "two_y", "token_next")
+    one = steps._Function(body, ("x",), ("y",), (("N", 1),), ())
+    two = replace(one, constants=(("N", 2),), scalars=(("factor", "float"),))
+    chain = [
+        steps._Signature("a", one, ("a_x",)),
+        steps._Signature("b", two, ("a_y",)),
+        steps._Signature("c", one, ("b_y",)),
+    ]
+    kernel = steps._assemble(tuple(chain), True)
+    assert kernel.inputs == ("a_x", "token", "words")
+    assert kernel.outputs == ("a_y", "b_y", "c_y", "token_next")
     assert kernel.residents == 2 and kernel.bounds == "__launch_bounds__(256, 2)"
-    assert "const auto* x = one_y;" in kernel.body and "auto* y = two_y;" in kernel.body
-    assert kernel.body.count(".sync();") == 1, "between the two steps, not behind the last"
-    other = steps._assemble((first, replace(second, constants=(("N", 3),))), True)
+    assert "step_1(false, b_blocks, b_factor, a_y, b_y);" in kernel.body
+    assert "step_0(false, c_blocks, b_y, c_y);" in kernel.body, "steps that are alike share one"
+    assert kernel.body.count(".sync();") == 2, "between steps, not behind the last"
+    assert "step_0(true" not in kernel.body
+    warm = replace(one, body=replace(body, warm="fetch(x);"))
+    chain[2] = replace(chain[2], function=warm)
+    other = steps._assemble(tuple(chain), True)
     assert other.name != kernel.name, "MLX keeps kernels by name"
+    assert "step_2(true, c_blocks, b_y, c_y);\ndflash::Grid" in other.body
 
 
 def test_a_call_compiles_one_text_for_its_types_and_hands_over_shapes(

@@ -22,6 +22,7 @@ LINEAR = """
     const size_t row = (size_t(block) * RT + r) * 16;
     FILL
   }
+  WARM
   ROWS
   dflash::project<RT, MT>(
       tiles, rows, RESIDUAL, out, M, N, K, block * RT * 16, first, held.block);
@@ -31,6 +32,7 @@ SEVERAL = """
   dflash::bf16* out = nullptr;
   dflash::TILE tiles[1];
   PICKS
+  WARM
   ROWS
   dflash::project<1, MT>(
       tiles, rows, (const dflash::bf16*)nullptr, out, M, N, K, tile * 16, first, held.block);
@@ -49,6 +51,7 @@ GATED = """
   const size_t row = size_t(block) * 16;
   dflash::TILE tiles[2];
   FILL
+  WARM
   ROWS
   dflash::gated<MT>(tiles, rows, out, M, N, K, block * 16, first, held.block);
 """
@@ -98,7 +101,8 @@ def project(text: str, quantized: bool, kind: str, tiles: str) -> Body:
     """A projection of `tiles` tiles a piece: TILE and ROWS in its text filled in."""
     text = text.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
     shared = f"dflash::Held<{tiles}, MT, {FACTORS[kind]}>"
-    return Body(text.replace("ROWS", ROWS[kind]), PROJECTION_FILES, shared)
+    warm = "dflash::warm_tiles(tiles, K);"
+    return Body(text.replace("ROWS", ROWS[kind]), PROJECTION_FILES, shared, warm)
 
 
 PROJECTION_FILES = (source_file("rows"), source_file("skinny"))

@@ -18,8 +18,18 @@ from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attenti
 from ..device import start_on_gpu
 from ..gdn_cache import Cut, Held, cut_of, put
 from .attention import attend, prepare
-from .joined import joins_mlp, run_attention_end, run_attention_inputs, run_gdn_layer
+from .joined import (
+    Chain,
+    add_attention_end,
+    add_attention_inputs,
+    add_gdn_layer,
+    add_mlp,
+    is_dense,
+    joins_mlp,
+    run_attention,
+)
 from .ops import OpKernels
+from .projections import Given
 from .steps import turn
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -73,11 +83,7 @@ class FusedDecoder:
             record: [compile(partial(self._segment, segment, record)) for segment in self._segments]
             for record in (False, True)
         }
-        self._ends = {
-            segment.after: compile(partial(self._end, segment.after))
-            for segment in self._segments
-            if segment.after is not None
-        }
+        self._attention = compile(run_attention)
         self._fits: dict[tuple[int, mx.Dtype], bool] = {}
 
     def run(
@@ -88,13 +94,16 @@ class FusedDecoder:
         rows = hidden.shape[1]
         outputs: dict[int, mx.array] = {}
         tapes: list[FusedTape | None] = [None] * len(self._layers)
+        mixed: list[mx.array] = []
         keep, held = self._held(cache, rows, hidden.dtype)
         span = mx.array([0, self._position(cache), keep], dtype=mx.int32)
         place, token = span[1:], turn().token
         for segment, run in zip(self._segments, self._passes[record], strict=True):
             states = [held[index] for index in segment.gdn]
-            hidden, after, gdn, token = run(hidden, states, place, token)
-            for index, made in zip(segment.gdn, gdn, strict=True):
+            hidden, after, gdn, token = run(hidden, mixed, states, place, token)
+            if segment.before is not None:
+                outputs[segment.before] = gdn[-1][-1]
+            for index, made in zip(segment.gdn, gdn, strict=False):
                 window, state, outputs[index] = made
                 left = Cut(window, state, rows) if record else (window, state)
                 put(cache[index], left)
@@ -102,10 +111,8 @@ class FusedDecoder:
                 if isinstance(left, Cut):
                     tapes[index] = FusedTape(rows, left)
             if segment.after is not None:
-                attended = self._attended(segment.after, after, cache[segment.after])
-                hidden, token = self._ends[segment.after](hidden, attended, span, token)
-                outputs[segment.after] = hidden
-                start_on_gpu([hidden])  # the device begins while the host builds the rest
+                mixed, token = self._attend(segment.after, after, cache[segment.after], span, token)
+                start_on_gpu(mixed)  # the device begins while the host builds the rest
         turn().token = token
         return hidden, [outputs[index] for index in tap_ids], tapes
 
@@ -163,48 +170,85 @@ class FusedDecoder:
         segment: Segment,
         record: bool,
         hidden: mx.array,
+        mixed: list[mx.array],
         states: list[Any],
         place: mx.array,
         token: mx.array,
     ) -> tuple[mx.array, list[mx.array], list[Any], mx.array]:
         """(hidden, what attention needs next, per GDN layer what the cache and tape need and the
-        layer's output, token)."""
-        made: list[Any] = []
+        layer's output, token); the last entry of the list is the output of `before` where there
+        is one."""
+        chain = Chain(hidden, token)
+        made: list[list[Given]] = []
+        first: list[list[Given]] = []
+        if segment.before is not None:
+            self._end(chain, segment.before, mixed)
+            first = [[chain.hidden]]
         for index, (window, state) in zip(segment.gdn, states, strict=True):
-            layer = self._layers[index]
-            hidden, arrays, token = self._gdn(layer, hidden, window, state, record, place, token)
-            made.append([*arrays, hidden])
+            left = self._gdn(chain, index, window, state, record, place)
+            made.append([*left, chain.hidden])
+        inputs: list[Given] = []
+        if segment.after is not None:
+            inputs = self._inputs(chain, segment.after, place)
+        hidden = chain.launch()
         if segment.after is None:
-            return self._norm(hidden), [], made, token
-        layer = self._layers[segment.after]
-        if self.kernels.joins(layer, hidden.shape[1], hidden.dtype):
-            inputs, token = run_attention_inputs(layer, hidden, place, token)
-        else:
-            inputs = self._attention_inputs(layer, hidden, place)
-        return hidden, inputs, made, token
+            hidden = self._norm(hidden)
+        found = [[chain.found(one) for one in some] for some in made + first]
+        return hidden, [chain.found(one) for one in inputs], found, chain.token
 
     def _gdn(
         self,
-        layer: Any,
-        hidden: mx.array,
+        chain: Chain,
+        index: int,
         window: mx.array,
         state: mx.array,
         record: bool,
         place: mx.array,
-        token: mx.array,
-    ) -> tuple[mx.array, list[mx.array], mx.array]:
-        gdn, kernels, rows = layer.linear_attn, self.kernels, hidden.shape[1]
-        if kernels.joins(layer, rows, hidden.dtype):
-            hidden, window, state, token = run_gdn_layer(
-                layer, hidden, window, state, record, place, token
-            )
-            if not joins_mlp(layer, rows, hidden.dtype):
-                hidden = self._mlp(layer, hidden)
-            return hidden, [window, state], token
+    ) -> list[Given]:
+        """One GDN layer: its windows and states."""
+        layer, kernels = self._layers[index], self.kernels
+        if kernels.joins(layer, chain.rows, chain.dtype):
+            name = f"l{index}"
+            left = add_gdn_layer(chain, name, layer, window, state, record, place)
+            self._mlp(chain, index)
+            return [*left]
+        gdn, hidden = layer.linear_attn, chain.launch()
         qkv, z, a, b = self._project(gdn, hidden, layer.input_layernorm)
         y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record, place)
-        hidden = kernels.linear_gate_normed(gdn.out_proj, y, gdn.norm, z, hidden)
-        return self._mlp(layer, hidden), [window, state], token
+        chain.hidden = kernels.linear_gate_normed(gdn.out_proj, y, gdn.norm, z, hidden)
+        self._mlp(chain, index)
+        return [window, state]
+
+    def _end(self, chain: Chain, index: int, mixed: list[mx.array]) -> None:
+        """An attention layer from its attention on."""
+        layer = self._layers[index]
+        x = mixed[0] if len(mixed) == 1 else mixed[0] * mx.sigmoid(mixed[1])
+        if self.kernels.joins(layer, chain.rows, chain.dtype):
+            add_attention_end(chain, f"l{index}", layer, x)
+        else:
+            chain.hidden = self.kernels.linear(layer.self_attn.o_proj, x, chain.launch())
+        self._mlp(chain, index)
+
+    def _mlp(self, chain: Chain, index: int) -> None:
+        layer, kernels = self._layers[index], self.kernels
+        norm, mlp = layer.post_attention_layernorm, layer.mlp
+        whole = kernels.joins(layer, chain.rows, chain.dtype)
+        if whole and joins_mlp(layer, chain.rows, chain.dtype):
+            add_mlp(chain, f"l{index}", layer)
+            return
+        hidden = chain.launch()
+        if not is_dense(mlp):
+            chain.hidden = hidden + mlp(norm(hidden))  # a mixture of experts
+            return
+        gated = kernels.gated(mlp.gate_proj, mlp.up_proj, hidden, norm)
+        chain.hidden = kernels.linear(mlp.down_proj, gated, hidden)
+
+    def _inputs(self, chain: Chain, index: int, place: mx.array) -> list[Given]:
+        """What the attention of layer `index` needs, as `_attention_inputs`."""
+        layer = self._layers[index]
+        if self.kernels.joins(layer, chain.rows, chain.dtype):
+            return [*add_attention_inputs(chain, f"l{index}", layer, place)]
+        return [*self._attention_inputs(layer, chain.launch(), place)]
 
     def _project(
         self, gdn: Any, x: mx.array, norm: Any = None
@@ -220,14 +264,6 @@ class FusedDecoder:
         modules = (gdn.in_proj_qkv, gdn.in_proj_z, gdn.in_proj_a, gdn.in_proj_b)
         qkv, z, a, b = self.kernels.several(modules, x, (0, gdn.num_v_heads, 0, 0), norm)
         return qkv, z, a, b
-
-    def _mlp(self, layer: Any, hidden: mx.array) -> mx.array:
-        norm, mlp = layer.post_attention_layernorm, layer.mlp
-        if not all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj")):
-            mixed: mx.array = hidden + mlp(norm(hidden))  # a mixture of experts
-            return mixed
-        gated = self.kernels.gated(mlp.gate_proj, mlp.up_proj, hidden, norm)
-        return self.kernels.linear(mlp.down_proj, gated, hidden)
 
     def _attention_inputs(self, layer: Any, hidden: mx.array, position: mx.array) -> list[mx.array]:
         """[queries, keys, values (1, heads, T, D), gate]: with positions and the gate still packed
@@ -256,42 +292,25 @@ class FusedDecoder:
             self._fits[rows, dtype] = fits
         return self._fits[rows, dtype]
 
-    def _attended(self, index: int, inputs: list[mx.array], entry: Any) -> list[mx.array]:
-        """Append to the cache: [queries, whole buffers of keys and values, gate] where the kernels
-        attend; else [what MLX's attention gives (1, T, heads * D), gate]."""
+    def _attend(
+        self, index: int, inputs: list[mx.array], entry: Any, span: mx.array, token: mx.array
+    ) -> tuple[list[mx.array], mx.array]:
+        """Append to the cache and attend: ([output (1, T, heads * D)], then its gate where that is
+        not applied yet; token)."""
         queries, keys, values, gate = inputs
         attention, rows = self._layers[index].self_attn, queries.shape[2]
         if self._is_fused(attention, rows, queries.dtype):
             entry.update_and_fetch(keys, values)
-            return [queries, entry.keys, entry.values, gate]
+            held, scale = (queries, entry.keys, entry.values), float(attention.scale)
+            if self.kernels.joins(self._layers[index], rows, queries.dtype):
+                out, token = self._attention(*held, span, gate, token, scale)
+                return [out], token
+            return [attend(*held, span, scale, gate=gate)], token
         mask = create_attention_mask(gate, entry)
         queries = attention.rope(queries, offset=entry.offset)
         keys = attention.rope(keys, offset=entry.offset)
         keys, values = entry.update_and_fetch(keys, values)
-        out: mx.array = scaled_dot_product_attention(
+        out = scaled_dot_product_attention(
             queries, keys, values, cache=entry, scale=attention.scale, mask=mask
         )
-        return [out.transpose(0, 2, 1, 3).reshape(1, rows, -1), gate]
-
-    def _end(
-        self,
-        index: int,
-        hidden: mx.array,
-        attended: list[mx.array],
-        span: mx.array,
-        token: mx.array,
-    ) -> tuple[mx.array, mx.array]:
-        """An attention layer from `_attended` on: (hidden, token)."""
-        layer, rows = self._layers[index], hidden.shape[1]
-        attention = layer.self_attn
-        if len(attended) == 4 and self.kernels.joins(layer, rows, hidden.dtype):
-            hidden, token = run_attention_end(layer, hidden, attended, span, token)
-            if not joins_mlp(layer, rows, hidden.dtype):
-                hidden = self._mlp(layer, hidden)
-            return hidden, token
-        if len(attended) == 4:
-            queries, keys, values, gate = attended
-            x = attend(queries, keys, values, span, float(attention.scale), gate=gate)
-        else:
-            x = attended[0] * mx.sigmoid(attended[1])
-        return self._mlp(layer, self.kernels.linear(attention.o_proj, x, hidden)), token
+        return [out.transpose(0, 2, 1, 3).reshape(1, rows, -1), gate], token

@@ -1,5 +1,5 @@
-"""A layer's steps in one launch: a GDN layer whole; of an attention layer what comes before its
-cache, and what comes after. A mixture of experts stays outside.
+"""Whole layers as steps of few launches. The cache of an attention layer, and a mixture of experts,
+come between two launches.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def joins_layer(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
 def joins_mlp(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
     """True for a dense MLP whose projections are a kernel's."""
     mlp = layer.mlp
-    if not all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj")):
+    if not is_dense(mlp):
         return False
     same = mlp.gate_proj.weight.shape == mlp.up_proj.weight.shape
     norm = fits_norm(layer.post_attention_layernorm, dtype)
@@ -60,88 +60,136 @@ def joins_mlp(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
     return norm and pair and fits_linear(mlp.down_proj, rows)
 
 
-def run_gdn_layer(
+def is_dense(mlp: Any) -> bool:
+    """False for a mixture of experts."""
+    return all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj"))
+
+
+class Chain:
+    """Hidden rows on their way through layers that share launches: steps that wait for theirs.
+
+    hidden: where the rows stand, an array or a step's output; made: what the launches so far gave,
+    by "step.output". Names of steps begin with their layer's.
+    """
+
+    def __init__(self, hidden: mx.array, token: mx.array) -> None:
+        self.rows, self.width = hidden.shape[1:]
+        self.dtype = hidden.dtype
+        self.hidden: Given = hidden
+        self.token = token
+        self.made: dict[str, mx.array] = {}
+        self._steps: list[Step] = []
+
+    def add(self, steps: Sequence[Step], hidden: Given) -> None:
+        """More steps, after which the rows stand in `hidden`."""
+        self._steps += steps
+        self.hidden = hidden
+
+    def launch(self) -> mx.array:
+        """Everything added so far, in one launch: the hidden rows."""
+        if self._steps:
+            made, self.token = run_steps(self._steps, self.token)
+            self.made |= made
+            self._steps = []
+        self.hidden = self.found(self.hidden)
+        return self.hidden
+
+    def found(self, given: Given) -> mx.array:
+        """The array of a name, after its launch."""
+        return self.made[given] if isinstance(given, str) else given
+
+    def normed(self, norm: Any) -> Feed:
+        """The rows through `norm`."""
+        return feed_normed(self.hidden, norm, self.rows, self.width)
+
+
+def add_gdn_layer(
+    chain: Chain,
+    name: str,
     layer: Any,
-    hidden: mx.array,
     window: mx.array,
     state: mx.array,
     every: bool,
     place: mx.array,
-    token: mx.array,
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """(hidden, windows, states, token): the layer over hidden (1, T, D), as OpKernels.gdn has its
-    other arrays; without its MLP where `joins_mlp` says so."""
-    gdn, (rows, width) = layer.linear_attn, hidden.shape[1:]
-    modules = [getattr(gdn, name) for name in SPLIT]
-    feed = feed_normed(hidden, layer.input_layernorm, rows, width)
+) -> tuple[str, str]:
+    """A GDN layer up to its MLP: the names of its windows and states, as OpKernels.gdn has them."""
+    gdn = layer.linear_attn
+    modules = [getattr(gdn, part) for part in SPLIT]
     held: dict[str, Given] = {"window": window, "state": state, "place": place}
-    held |= {"qkv": "in.out_0", "a": "in.out_2", "b": "in.out_3"}
-    heads = feed_gate_normed("gdn.y", gdn.norm, "in.out_1", rows, gdn.num_v_heads, gdn.head_v_dim)
-    steps = [
-        several_step("in", modules, feed, (0, gdn.num_v_heads, 0, 0)),
-        gdn_step("gdn", gdn, held, rows, every, hidden.dtype),
-        linear_step("out", gdn.out_proj, heads, hidden),
-    ]
-    hidden, made, token = _finish(layer, steps, hidden, token)
-    return hidden, made["gdn.windows"], made["gdn.states"], token
+    held |= {"qkv": f"{name}in.out_0", "a": f"{name}in.out_2", "b": f"{name}in.out_3"}
+    heads = (gdn.num_v_heads, gdn.head_v_dim)
+    feed = feed_gate_normed(f"{name}gdn.y", gdn.norm, f"{name}in.out_1", chain.rows, *heads)
+    chain.add(
+        [
+            several_step(
+                f"{name}in", modules, chain.normed(layer.input_layernorm), (0, heads[0], 0, 0)
+            ),
+            gdn_step(f"{name}gdn", gdn, held, chain.rows, every, chain.dtype),
+            linear_step(f"{name}out", gdn.out_proj, feed, chain.hidden),
+        ],
+        f"{name}out.out",
+    )
+    return f"{name}gdn.windows", f"{name}gdn.states"
 
 
-def run_attention_inputs(
-    layer: Any, hidden: mx.array, position: mx.array, token: mx.array
-) -> tuple[list[mx.array], mx.array]:
-    """([queries, keys, values (1, heads, T, D), queries packed with their gates (1, T, H, S)],
-    token)."""
-    attention, (rows, width) = layer.self_attn, hidden.shape[1:]
-    modules = [getattr(attention, name) for name in HEADS]
-    count, kv_heads = attention.num_attention_heads, attention.num_key_value_heads
-    feed = feed_normed(hidden, layer.input_layernorm, rows, width)
-    first = several_step("in", modules, feed, (count, kv_heads, kv_heads))
-    shapes = (count, *first.outputs["out_1"][0][2:], first.outputs["out_0"][0][3])
-    heads: dict[str, Given] = {"q": "in.out_0", "k": "in.out_1", "v": "in.out_2"}
-    heads["position"] = position
-    ready = prepare_step("ready", attention, attention.rope, heads, rows, shapes)
-    made, token = run_steps([first, ready], token)
-    names = ("ready.q_out", "ready.k_out", "ready.v_out", "in.out_0")
-    return [made[name] for name in names], token
+def add_mlp(chain: Chain, name: str, layer: Any) -> None:
+    """A dense MLP."""
+    mlp = layer.mlp
+    gated = chain.normed(layer.post_attention_layernorm)
+    inner = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": f"{name}up.out"})
+    chain.add(
+        [
+            gated_step(f"{name}up", mlp.gate_proj, mlp.up_proj, gated),
+            linear_step(f"{name}down", mlp.down_proj, inner, chain.hidden),
+        ],
+        f"{name}down.out",
+    )
 
 
-def run_attention_end(
-    layer: Any, hidden: mx.array, inputs: Sequence[mx.array], span: mx.array, token: mx.array
-) -> tuple[mx.array, mx.array]:
-    """(hidden, token). inputs: queries (1, H, T, D), whole buffers of keys and values, and the
-    queries packed with their gates; without the MLP where `joins_mlp` says so."""
-    queries, keys, values, gate = inputs
+def add_attention_inputs(chain: Chain, name: str, layer: Any, position: mx.array) -> list[str]:
+    """The names of queries, keys, values (1, heads, T, D), and queries packed with their gates
+    (1, T, H, S); the rows stay where they stand."""
     attention = layer.self_attn
+    modules = [getattr(attention, part) for part in HEADS]
+    count, kv_heads = attention.num_attention_heads, attention.num_key_value_heads
+    feed = chain.normed(layer.input_layernorm)
+    first = several_step(f"{name}in", modules, feed, (count, kv_heads, kv_heads))
+    shapes = (count, *first.outputs["out_1"][0][2:], first.outputs["out_0"][0][3])
+    heads: dict[str, Given] = {part: f"{name}in.out_{i}" for i, part in enumerate("qkv")}
+    heads["position"] = position
+    ready = prepare_step(f"{name}ready", attention, attention.rope, heads, chain.rows, shapes)
+    chain.add([first, ready], chain.hidden)
+    return [f"{name}ready.{part}" for part in ("q_out", "k_out", "v_out")] + [f"{name}in.out_0"]
+
+
+def add_attention_end(chain: Chain, name: str, layer: Any, mixed: mx.array) -> None:
+    """The output projection of what attention gave, (1, T, heads * D)."""
+    rows = Feed("", chain.rows, mixed.shape[-1], {"x": mixed})
+    step = linear_step(f"{name}out", layer.self_attn.o_proj, rows, chain.hidden)
+    chain.add([step], f"{name}out.out")
+
+
+def run_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    span: mx.array,
+    gate: mx.array,
+    token: mx.array,
+    scale: float,
+) -> tuple[mx.array, mx.array]:
+    """(what `attention.attend` gives, token) in one launch, for every layer of the same shapes."""
     shape = Attention(
         heads=queries.shape[1],
         kv_heads=keys.shape[1],
         dim=queries.shape[3],
         rows=queries.shape[2],
         capacity=keys.shape[2],
-        scale=float(attention.scale),
+        scale=scale,
         gate_stride=gate.shape[-1],
     )
     held: dict[str, Given] = {"q": queries, "k": keys, "v": values, "span": span}
     look = attend_step("look", shape, held)
     parts: dict[str, Given] = {name: f"look.{name}" for name in look.outputs}
-    mix = combine_step("mix", shape, look, parts, gate)
-    mixed = Feed("", shape.rows, shape.heads * shape.dim, {"x": "mix.out"})
-    steps = [look, mix, linear_step("out", attention.o_proj, mixed, hidden)]
-    hidden, _, token = _finish(layer, steps, hidden, token)
-    return hidden, token
-
-
-def _finish(
-    layer: Any, steps: list[Step], hidden: mx.array, token: mx.array
-) -> tuple[mx.array, dict[str, mx.array], mx.array]:
-    """Run the steps, and those of the MLP where they join: (hidden, what was made, token)."""
-    rows, width = hidden.shape[1:]
-    mlp, end = layer.mlp, steps[-1].name
-    if joins_mlp(layer, rows, hidden.dtype):
-        feed = feed_normed(f"{end}.out", layer.post_attention_layernorm, rows, width)
-        up = gated_step("up", mlp.gate_proj, mlp.up_proj, feed)
-        inner = Feed("", rows, mlp.up_proj.weight.shape[0], {"x": "up.out"})
-        steps = [*steps, up, linear_step("down", mlp.down_proj, inner, f"{end}.out")]
-        end = "down"
-    made, token = run_steps(steps, token)
-    return made[f"{end}.out"], made, token
+    made, token = run_steps([look, combine_step("mix", shape, look, parts, gate)], token)
+    return made["mix.out"], token

@@ -24,6 +24,15 @@ __device__ __forceinline__ uint4 load_shared_line(const void* address) {
   return *reinterpret_cast<const uint4*>(address);
 }
 
+// The first `most` bytes of so many rows of `width` bytes, on their way into the L2.
+__device__ __forceinline__ void warm_rows(const void* rows, int count, int width, int most) {
+  const int lines = ((width < most ? width : most) + 127) / 128;
+  for (int i = threadIdx.x; i < count * lines; i += kWarps * 32) {
+    const char* at = static_cast<const char*>(rows) + size_t(i / lines) * width + i % lines * 128;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+  }
+}
+
 // c (16 x 8) += a (16 x 16) * b (16 x 8): bfloat16 in, float32 out, one warp.
 __device__ __forceinline__ void matrix_step(
     float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {

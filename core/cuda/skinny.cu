@@ -26,6 +26,8 @@ struct Dense {
   const bf16* w;
   int last;  // of the 16 outputs; what lies behind it is read again and dropped
 
+  __device__ __forceinline__ void warm(int K, int most) const { warm_rows(w, last + 1, K * 2, most); }
+
   template <int RT, int MT, typename Rows>
   struct Stage {  // what one round of loads brings: U steps of 32 k
     static constexpr int U = RT * MT > 1 ? 2 : 4;
@@ -81,6 +83,12 @@ struct Quantized {
   const bf16* scales;
   const bf16* biases;
   int last;
+
+  __device__ __forceinline__ void warm(int K, int most) const {
+    warm_rows(w, last + 1, K / 2, most);
+    warm_rows(scales, last + 1, K / GROUP * 2, most);
+    warm_rows(biases, last + 1, K / GROUP * 2, most);
+  }
 
   template <int RT, int MT, typename Rows>
   struct Stage {
@@ -155,6 +163,14 @@ struct Quantized {
     }
   };
 };
+
+// Have the beginnings of a block's weights on their way while it waits for other blocks: as much
+// as the memory brings in that time.
+template <int RT, typename Weights>
+__device__ __forceinline__ void warm_tiles(const Weights (&tiles)[RT], int K) {
+#pragma unroll
+  for (int r = 0; r < RT; ++r) tiles[r].warm(K, 65536 / (16 * RT));
+}
 
 // This warp's share of k, the loads of the next round under way during the arithmetic of this one
 // and those of the first while the rows are measured.

@@ -30,12 +30,14 @@ class Body:
 
     It sees `block`, the piece's number; `first`, whether this block of threads takes its first
     piece; `held`, a `shared` in shared memory, kept from piece to piece; and its arrays, constants
-    and scalars by name. files: what it calls, beside primitives.cu.
+    and scalars by name. files: what it calls, beside primitives.cu. warm: what to do at the marker
+    WARM where the step before is not done yet: fetch weights into the cache.
     """
 
     text: str
     files: tuple[Path, ...]
     shared: str = NOTHING
+    warm: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,23 @@ class Step:
 
 
 @dataclass(frozen=True)
-class _Signature:
-    """What of a step is in the text of its launch."""
+class _Function:
+    """The device function of a body with its constants; steps that are alike share one."""
 
-    name: str
     body: Body
-    inputs: tuple[tuple[str, str], ...]  # (local name, name in the launch)
+    inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     constants: Constants
-    scalars: tuple[str, ...]
+    scalars: tuple[tuple[str, str], ...]  # (name, type)
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What of a step is in the text of its launch. given: its inputs' names there."""
+
+    name: str
+    function: _Function
+    given: tuple[str, ...]
 
 
 def source_file(name: str) -> Path:
@@ -127,91 +137,115 @@ def _launch(
 
 def _sign(step: Step, arrays: list[mx.array], names: dict[int, str]) -> _Signature:
     """The signature, and the step's arrays put behind those before it, each once."""
-    inputs = []
+    inputs: list[str] = []
     for local, given in step.inputs.items():
         if isinstance(given, str):
-            inputs.append((local, given.replace(".", "_")))
+            inputs.append(given.replace(".", "_"))
             continue
         if id(given) not in names:
             names[id(given)] = f"{step.name}_{local}"
             arrays.append(given)
-        inputs.append((local, names[id(given)]))
-    return _Signature(
-        step.name,
+        inputs.append(names[id(given)])
+    scalars = [(n, "int" if isinstance(v, int) else "float") for n, v in step.scalars.items()]
+    function = _Function(
         step.body,
-        tuple(inputs),
+        tuple(step.inputs),
         tuple(step.outputs),
         tuple(step.constants.items()),
-        tuple(step.scalars),
+        tuple(scalars),
     )
+    return _Signature(step.name, function, tuple(inputs))
 
 
 @cache
 def _assemble(steps: tuple[_Signature, ...], several: bool) -> Kernel:
     """The kernel of a launch; its name holds its text, since MLX keeps kernels by name."""
-    made = {f"{step.name}_{local}" for step in steps for local in step.outputs}
-    inputs = dict.fromkeys(name for step in steps for _, name in step.inputs if name not in made)
-    outputs = [f"{step.name}_{local}" for step in steps for local in step.outputs]
+    outputs = [f"{step.name}_{local}" for step in steps for local in step.function.outputs]
+    inputs = dict.fromkeys(
+        name for step in steps for name in step.given if name not in set(outputs)
+    )
+    functions = list(dict.fromkeys(step.function for step in steps))
+    calls = ""
+    for index, step in enumerate(steps):
+        at, warms = functions.index(step.function), bool(step.function.body.warm)
+        if index and warms:
+            calls += _call(step, at, "true")
+        if index:
+            calls += "dflash::Grid{(unsigned*)words}.sync();\n"
+        calls += _call(step, at, "false")
     if several:
-        body = _memory(steps) + "dflash::Grid{(unsigned*)words}.sync();\n".join(
-            _step_text(step, LOOP) for step in steps
-        )
-        body += "if (threadIdx.x == 0 && blockIdx.x == 0) token_next[0] = token[0] + 1;\n"
-    else:
-        body = _memory(steps) + _step_text(steps[0], ONCE)
-    files = dict.fromkeys(file for step in steps for file in step.body.files)
-    header = "\n".join(_read(file) for file in (source_file("primitives"), *files))
-    header += "\n" + "".join(map(_constants, steps))
-    digest = hashlib.sha256((header + body).encode()).hexdigest()[:16]
+        calls += "if (threadIdx.x == 0 && blockIdx.x == 0) token_next[0] = token[0] + 1;\n"
+    files = dict.fromkeys(file for function in functions for file in function.body.files)
+    parts = [_read(file) for file in (source_file("primitives"), *files)]
+    parts += [_constants(function, at) for at, function in enumerate(functions)]
+    parts += [_memory(len(functions))]
+    parts += [_function(function, at, several) for at, function in enumerate(functions)]
+    header = "\n".join(parts)
+    digest = hashlib.sha256((header + calls).encode()).hexdigest()[:16]
     label = "_".join(step.name for step in steps)[:40]
     return Kernel(
         f"{label}_{digest}",
         (*inputs, *(["token", "words"] if several else [])),
         (*outputs, *(["token_next"] if several else [])),
-        body,
+        calls,
         header,
         residents=2 if several else 0,
     )
 
 
-def _memory(steps: Sequence[_Signature]) -> str:
-    """Shared memory that the steps use in turn."""
-    members = " ".join(f"step_{step.name}::Held {step.name};" for step in steps)
-    return f"union alignas(16) Memory {{ {members} }};\n__shared__ Memory memory;\n"
+def _call(step: _Signature, at: int, warm: str) -> str:
+    function = step.function
+    made = [f"{step.name}_{local}" for local in function.outputs]
+    numbers = [f"{step.name}_{name}" for name in ("blocks", *(n for n, _ in function.scalars))]
+    return f"step_{at}({', '.join([warm, *numbers, *step.given, *made])});\n"
 
 
-def _constants(step: _Signature) -> str:
-    """A step's constants and its type of shared memory, in a namespace of its own."""
+def _constants(function: _Function, at: int) -> str:
+    """A function's constants and its type of shared memory, in a namespace of its own."""
     lines = [
         f"constexpr int {name} = {value};"
         if isinstance(value, int)
         else f"using {name} = {TYPES[value]};"
-        for name, value in step.constants
+        for name, value in function.constants
     ]
-    lines.append(f"using Held = {step.body.shared};")
-    return f"namespace step_{step.name} {{\n" + "\n".join(lines) + "\n}\n"
+    lines.append(f"using Held = {function.body.shared};")
+    return f"namespace constants_{at} {{\n" + "\n".join(lines) + "\n}"
 
 
-ONCE = """{
-  const int block = blockIdx.x;
+def _memory(functions: int) -> str:
+    """Shared memory that the steps use in turn."""
+    members = " ".join(f"constants_{at}::Held of_{at};" for at in range(functions))
+    return f"union alignas(16) Memory {{ {members} }};\n__shared__ Memory memory;"
+
+
+ONCE = """  const int block = blockIdx.x;
   constexpr bool first = true;
-  BODY
-}
+BODY
 """
-LOOP = """for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
-  const bool first = block == int(blockIdx.x);
-  BODY
-  __syncthreads();
-}
+LOOP = """  for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const bool first = block == int(blockIdx.x);
+BODY
+    __syncthreads();
+  }
 """
 
 
-def _step_text(step: _Signature, form: str) -> str:
-    lines = [f"using namespace step_{step.name};", f"auto& held = memory.{step.name};"]
-    lines += [f"const auto* {local} = {name};" for local, name in step.inputs]
-    lines += [f"auto* {local} = {step.name}_{local};" for local in step.outputs]
-    lines += [f"const auto {name} = {step.name}_{name};" for name in (*step.scalars, "blocks")]
-    return "{\n" + "\n".join(lines) + "\n" + form.replace("BODY", step.body.text) + "}\n"
+def _function(function: _Function, at: int, several: bool) -> str:
+    """Not inlined where there are others, so that each has the registers to itself."""
+    types = [f"typename T_{local}" for local in (*function.inputs, *function.outputs)]
+    parameters = ["bool warm", "int blocks", *(f"{kind} {n}" for n, kind in function.scalars)]
+    parameters += [f"const T_{local}* {local}" for local in function.inputs]
+    parameters += [f"T_{local}* {local}" for local in function.outputs]
+    warm = f"if (warm) {{ {function.body.warm} return; }}" if several else ""
+    body = function.body.text.replace("WARM", warm)
+    return (
+        f"template <{', '.join(types)}>\n"
+        f"__device__ {'__noinline__' if several else '__forceinline__'} void step_{at}(\n  "
+        + ", ".join(parameters)
+        + f") {{\n  using namespace constants_{at};\n  auto& held = memory.of_{at};\n"
+        + (LOOP if several else ONCE).replace("BODY", body)
+        + "}"
+    )
 
 
 @cache

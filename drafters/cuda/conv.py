@@ -26,6 +26,7 @@ BEFORE = """
     const size_t row = (size_t(plane) * TAPS + t) * G + group;
     FILL
   }
+  WARM
   ROWS
   dflash::project_and_convolve<TAPS, MT>(
       tiles, rows, base, mixed, later, M, K, G, plane, group, first, held);
@@ -34,6 +35,7 @@ AFTER = """
   const size_t row = size_t(block) * 16;
   dflash::TILE tiles[1];
   FILL
+  WARM
   ROWS
   dflash::convolve_and_add<TAPS, MT>(
       tiles, rows, deltas, base, residual, out, M, N, K, G, int(row), first, held);

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...core.cuda.attention import attend, fits_heads, prepare, prepare_keys
+from ...core.cuda.joined import Chain
 from ...core.cuda.kernels import CudaKernels, cuda_in_use
 from ...core.cuda.projections import MAX_ROWS
 from ...core.cuda.steps import turn
@@ -20,7 +21,7 @@ from ..config import DrafterConfig
 from ..context import ContextBuffer
 from . import kernels as ops
 from .conv import after_branch, before_branch
-from .joined import joins_layer, run_layer
+from .joined import add_layer, joins_layer
 
 
 class FusedDraft:
@@ -78,14 +79,15 @@ class FusedDraft:
         layer."""
         model = self._model
         residual = self._embed(ids[None]).astype(mx.float32) * self._config.input_embedding_scale
+        chain = Chain(residual, token)
         for index, (layer, context) in enumerate(zip(model.layers, contexts, strict=True)):
             span = spans[index : index + 1]
-            if joins_layer(layer, residual.shape[1]):
-                residual, token = run_layer(
-                    layer, self._rope, residual, position, span, context, token
-                )
+            if joins_layer(layer, chain.rows):
+                add_layer(chain, f"l{index}", layer, self._rope, position, span, context)
             else:
-                residual = self._layer(layer, residual, position, span, context)
+                residual = chain.launch()
+                chain.hidden = self._layer(layer, residual, position, span, context)
+        residual, token = chain.launch(), chain.token
         hidden = ops.row_norm(residual[:, 1:], model.norm)
         logits = self._head(hidden)
         if self._config.selector is None:

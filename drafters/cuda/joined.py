@@ -1,4 +1,4 @@
-"""A drafter's layer in one launch."""
+"""A drafter's layers as steps of one launch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 import mlx.core as mx
 
 from ...core.cuda.attention import Attention, attend_step, combine_step, head_counts, prepare_step
-from ...core.cuda.joined import HEADS
+from ...core.cuda.joined import HEADS, Chain
 from ...core.cuda.projections import (
     Feed,
     Given,
-    feed_normed,
     fit_together,
     fits_linear,
     fits_norm,
@@ -20,7 +19,7 @@ from ...core.cuda.projections import (
     linear_step,
     several_step,
 )
-from ...core.cuda.steps import Step, run_steps
+from ...core.cuda.steps import Step
 from .conv import after_step, before_step, fits_conv
 
 
@@ -39,48 +38,49 @@ def joins_layer(layer: Any, rows: int) -> bool:
     )
 
 
-def run_layer(
+def add_layer(
+    chain: Chain,
+    name: str,
     layer: Any,
     rope: Any,
-    residual: mx.array,
     position: mx.array,
     span: mx.array,
     context: Sequence[mx.array],
-    token: mx.array,
-) -> tuple[mx.array, mx.array]:
-    """(residual (1, T, D) in float32 after the layer, token). span and context: as `attend` has
-    them, the block's own keys apart."""
-    rows, width = residual.shape[1:]
+) -> None:
+    """A layer over the float32 residual. span and context: as `attend` has them, the block's own
+    keys apart."""
     attention, mlp = layer.self_attn, layer.mlp
-    convolves = "attention_conv" in layer
-    inner = mlp.up_proj.weight.shape[0]
-    first = feed_normed(residual, layer.input_layernorm, rows, width)
-    steps: list[Step] = []
-    if convolves:
-        steps.append(before_step("open", layer.attention_conv, first))
-        first = Feed("", rows, width, {"x": "open.mixed"})
-    mixed, more = _attention(attention, rope, first, position, span, context)
-    steps += more
-    if convolves:
-        conv = layer.attention_conv
-        steps.append(after_step("shut", attention.o_proj, conv, mixed, "open.later", residual))
-    else:
-        steps.append(linear_step("shut", attention.o_proj, mixed, residual, mx.float32))
-    second = feed_normed("shut.out", layer.post_attention_layernorm, rows, width)
-    if convolves:
-        steps.append(before_step("open_mlp", layer.mlp_conv, second))
-        second = Feed("", rows, width, {"x": "open_mlp.mixed"})
-    steps.append(gated_step("up", mlp.gate_proj, mlp.up_proj, second))
-    gated = Feed("", rows, inner, {"x": "up.out"})
-    if convolves:
-        end = after_step("down", mlp.down_proj, layer.mlp_conv, gated, "open_mlp.later", "shut.out")
-    else:
-        end = linear_step("down", mlp.down_proj, gated, "shut.out", mx.float32)
-    made, token = run_steps([*steps, end], token)
-    return made["down.out"], token
+    conv = layer.attention_conv if "attention_conv" in layer else None
+    mlp_conv = layer.mlp_conv if "mlp_conv" in layer else None
+    rows = _open(chain, f"{name}open", conv, layer.input_layernorm)
+    mixed, steps = _attention(name, attention, rope, rows, position, span, context)
+    end = _end(chain, f"{name}shut", attention.o_proj, conv, mixed, f"{name}open.later")
+    chain.add([*steps, end], f"{name}shut.out")
+    rows = _open(chain, f"{name}mlp", mlp_conv, layer.post_attention_layernorm)
+    up = gated_step(f"{name}up", mlp.gate_proj, mlp.up_proj, rows)
+    gated = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": f"{name}up.out"})
+    down = _end(chain, f"{name}down", mlp.down_proj, mlp_conv, gated, f"{name}mlp.later")
+    chain.add([up, down], f"{name}down.out")
+
+
+def _open(chain: Chain, name: str, conv: Any, norm: Any) -> Feed:
+    """The rows that a branch is fed: normed, and convolved where the drafter does."""
+    rows = chain.normed(norm)
+    if conv is None:
+        return rows
+    chain.add([before_step(name, conv, rows)], chain.hidden)
+    return Feed("", chain.rows, chain.width, {"x": f"{name}.mixed"})
+
+
+def _end(chain: Chain, name: str, module: Any, conv: Any, rows: Feed, deltas: str) -> Step:
+    """The projection that ends a branch, its convolution, and the residual."""
+    if conv is None:
+        return linear_step(name, module, rows, chain.hidden, mx.float32)
+    return after_step(name, module, conv, rows, deltas, chain.hidden)
 
 
 def _attention(
+    name: str,
     attention: Any,
     rope: Any,
     rows: Feed,
@@ -91,10 +91,12 @@ def _attention(
     """(what goes into the output projection, the steps up to there)."""
     heads, kv_heads = head_counts(attention)
     dim = attention.head_dim
-    project = several_step("in", [getattr(attention, name) for name in HEADS], rows)
-    given: dict[str, Given] = {"q": "in.out_0", "k": "in.out_1", "v": "in.out_2"}
+    project = several_step(f"{name}in", [getattr(attention, name) for name in HEADS], rows)
+    given: dict[str, Given] = {part: f"{name}in.out_{i}" for i, part in enumerate("qkv")}
     given["position"] = position
-    ready = prepare_step("ready", attention, rope, given, rows.count, (heads, kv_heads, dim, dim))
+    ready = prepare_step(
+        f"{name}ready", attention, rope, given, rows.count, (heads, kv_heads, dim, dim)
+    )
     shape = Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -106,9 +108,10 @@ def _attention(
         window=attention.window,
     )
     held: dict[str, Given] = {"k": context[0], "v": context[1], "span": span}
-    held |= {"q": "ready.q_out", "k_block": "ready.k_out", "v_block": "ready.v_out"}
-    look = attend_step("look", shape, held)
-    parts: dict[str, Given] = {name: f"look.{name}" for name in look.outputs}
-    mix = combine_step("mix", shape, look, parts, None)
-    feed = Feed("", rows.count, heads * dim, {"x": "mix.out"})
+    held |= {"q": f"{ready.name}.q_out"}
+    held |= {"k_block": f"{ready.name}.k_out", "v_block": f"{ready.name}.v_out"}
+    look = attend_step(f"{name}look", shape, held)
+    parts: dict[str, Given] = {part: f"{look.name}.{part}" for part in look.outputs}
+    mix = combine_step(f"{name}mix", shape, look, parts, None)
+    feed = Feed("", rows.count, heads * dim, {"x": f"{name}mix.out"})
     return feed, [project, ready, look, mix]
