@@ -17,7 +17,6 @@
 
 #define __device__
 #define __forceinline__ inline
-#define __noinline__
 #define __shared__ static
 
 using std::max;

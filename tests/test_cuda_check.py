@@ -88,26 +88,27 @@ def test_no_hole_of_a_body_is_left(body: Body) -> None:
 
 def test_steps_of_a_launch_see_what_those_before_them_made() -> None:
     body = Body("y[block] = x[block] + N;", ())
-    one = steps._Function(body, ("x",), ("y",), (("N", 1),), ())
-    two = replace(one, constants=(("N", 2),), scalars=(("factor", "float"),))
+    arguments = (("int", "blocks"), ("const float*", "x"), ("float*", "y"))
+    one = steps._Function(body, (("N", 1),), arguments)
+    two = replace(one, constants=(("N", 2),))
     chain = [
-        steps._Signature("a", one, ("a_x",)),
-        steps._Signature("b", two, ("a_y",)),
-        steps._Signature("c", one, ("b_y",)),
+        steps._Signature(one, ("a_blocks", "a_x", "a_y"), ("a_y",)),
+        steps._Signature(two, ("b_blocks", "a_y", "b_y"), ("b_y",)),
+        steps._Signature(one, ("c_blocks", "b_y", "c_y"), ("c_y",)),
     ]
-    kernel = steps._assemble(tuple(chain), True)
+    kernel = steps._assemble("abc", tuple(chain), True)
     assert kernel.inputs == ("a_x", "token", "words")
     assert kernel.outputs == ("a_y", "b_y", "c_y", "token_next")
     assert kernel.residents == 2 and kernel.bounds == "__launch_bounds__(256, 2)"
-    assert "step_1(false, b_blocks, b_factor, a_y, b_y);" in kernel.body
-    assert "step_0(false, c_blocks, b_y, c_y);" in kernel.body, "steps that are alike share one"
-    assert kernel.body.count(".sync();") == 2, "between steps, not behind the last"
-    assert "step_0(true" not in kernel.body
+    wait = "dflash::Grid{(unsigned*)words}.sync();\n"
+    calls = ["step_0<false>({a_blocks, a_x, a_y});", "step_1<false>({b_blocks, a_y, b_y});"]
+    calls.append("step_0<false>({c_blocks, b_y, c_y});")
+    assert kernel.body.startswith(f"\n{wait}".join(calls)), "steps that are alike share a function"
     warm = replace(one, body=replace(body, warm="fetch(x);"))
     chain[2] = replace(chain[2], function=warm)
-    other = steps._assemble(tuple(chain), True)
+    other = steps._assemble("abc", tuple(chain), True)
     assert other.name != kernel.name, "MLX keeps kernels by name"
-    assert "step_2(true, c_blocks, b_y, c_y);\ndflash::Grid" in other.body
+    assert f"step_2<true>({{c_blocks, b_y, c_y}});\n{wait}step_2<false>" in other.body
 
 
 def test_a_call_compiles_one_text_for_its_types_and_hands_over_shapes(

@@ -99,7 +99,7 @@ def fill_tile(tile: str, suffix: str, quantized: bool, outputs: str = "N") -> st
 
 def project(text: str, quantized: bool, kind: str, tiles: str) -> Body:
     """A projection of `tiles` tiles a piece: TILE and ROWS in its text filled in."""
-    text = text.replace("TILE", "Quantized<GROUP>" if quantized else "Dense")
+    text = text.replace("TILE", "Quantized<GROUP>" if quantized else "Dense<DEPTH>")
     shared = f"dflash::Held<{tiles}, MT, {FACTORS[kind]}>"
     warm = "dflash::warm_tiles(tiles, K);"
     return Body(text.replace("ROWS", ROWS[kind]), PROJECTION_FILES, shared, warm)

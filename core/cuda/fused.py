@@ -29,7 +29,6 @@ from .joined import (
     run_attention,
 )
 from .ops import OpKernels
-from .projections import Given
 from .steps import turn
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -179,22 +178,16 @@ class FusedDecoder:
         layer's output, token); the last entry of the list is the output of `before` where there
         is one."""
         chain = Chain(hidden, token)
-        made: list[list[Given]] = []
-        first: list[list[Given]] = []
+        made: list[list[mx.array]] = []
+        first: list[list[mx.array]] = []
         if segment.before is not None:
-            self._end(chain, segment.before, mixed)
-            first = [[chain.hidden]]
+            first = [[self._end(chain, segment.before, mixed)]]
         for index, (window, state) in zip(segment.gdn, states, strict=True):
-            left = self._gdn(chain, index, window, state, record, place)
-            made.append([*left, chain.hidden])
-        inputs: list[Given] = []
-        if segment.after is not None:
-            inputs = self._inputs(chain, segment.after, place)
-        hidden = chain.launch()
+            made.append(self._gdn(chain, index, window, state, record, place))
         if segment.after is None:
-            hidden = self._norm(hidden)
-        found = [[chain.found(one) for one in some] for some in made + first]
-        return hidden, [chain.found(one) for one in inputs], found, chain.token
+            return self._norm(chain.launch()), [], made + first, chain.token
+        inputs = self._inputs(chain, segment.after, place)
+        return chain.launch(), inputs, made + first, chain.token
 
     def _gdn(
         self,
@@ -204,51 +197,54 @@ class FusedDecoder:
         state: mx.array,
         record: bool,
         place: mx.array,
-    ) -> list[Given]:
-        """One GDN layer: its windows and states."""
+    ) -> list[mx.array]:
+        """One GDN layer: its windows and states, and the hidden rows behind it."""
         layer, kernels = self._layers[index], self.kernels
         if kernels.joins(layer, chain.rows, chain.dtype):
-            name = f"l{index}"
-            left = add_gdn_layer(chain, name, layer, window, state, record, place)
-            self._mlp(chain, index)
-            return [*left]
+            names = add_gdn_layer(chain, layer, window, state, record, place)
+            hidden = self._mlp(chain, index)
+            return [*map(chain.found, names), hidden]
         gdn, hidden = layer.linear_attn, chain.launch()
         qkv, z, a, b = self._project(gdn, hidden, layer.input_layernorm)
         y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record, place)
         chain.hidden = kernels.linear_gate_normed(gdn.out_proj, y, gdn.norm, z, hidden)
-        self._mlp(chain, index)
-        return [window, state]
+        return [window, state, self._mlp(chain, index)]
 
-    def _end(self, chain: Chain, index: int, mixed: list[mx.array]) -> None:
-        """An attention layer from its attention on."""
+    def _end(self, chain: Chain, index: int, mixed: list[mx.array]) -> mx.array:
+        """An attention layer from its attention on: the hidden rows behind it."""
         layer = self._layers[index]
         x = mixed[0] if len(mixed) == 1 else mixed[0] * mx.sigmoid(mixed[1])
         if self.kernels.joins(layer, chain.rows, chain.dtype):
-            add_attention_end(chain, f"l{index}", layer, x)
+            add_attention_end(chain, layer, x)
         else:
             chain.hidden = self.kernels.linear(layer.self_attn.o_proj, x, chain.launch())
-        self._mlp(chain, index)
+        return self._mlp(chain, index)
 
-    def _mlp(self, chain: Chain, index: int) -> None:
+    def _mlp(self, chain: Chain, index: int) -> mx.array:
+        """The end of every layer, and its launch."""
         layer, kernels = self._layers[index], self.kernels
         norm, mlp = layer.post_attention_layernorm, layer.mlp
         whole = kernels.joins(layer, chain.rows, chain.dtype)
         if whole and joins_mlp(layer, chain.rows, chain.dtype):
-            add_mlp(chain, f"l{index}", layer)
-            return
+            add_mlp(chain, layer)
+            return chain.launch()
         hidden = chain.launch()
-        if not is_dense(mlp):
-            chain.hidden = hidden + mlp(norm(hidden))  # a mixture of experts
-            return
-        gated = kernels.gated(mlp.gate_proj, mlp.up_proj, hidden, norm)
-        chain.hidden = kernels.linear(mlp.down_proj, gated, hidden)
+        if is_dense(mlp):
+            gated = kernels.gated(mlp.gate_proj, mlp.up_proj, hidden, norm)
+            hidden = kernels.linear(mlp.down_proj, gated, hidden)
+        else:
+            hidden = hidden + mlp(norm(hidden))
+        chain.hidden = hidden
+        return hidden
 
-    def _inputs(self, chain: Chain, index: int, place: mx.array) -> list[Given]:
+    def _inputs(self, chain: Chain, index: int, place: mx.array) -> list[mx.array]:
         """What the attention of layer `index` needs, as `_attention_inputs`."""
         layer = self._layers[index]
-        if self.kernels.joins(layer, chain.rows, chain.dtype):
-            return [*add_attention_inputs(chain, f"l{index}", layer, place)]
-        return [*self._attention_inputs(layer, chain.launch(), place)]
+        if not self.kernels.joins(layer, chain.rows, chain.dtype):
+            return self._attention_inputs(layer, chain.launch(), place)
+        names = add_attention_inputs(chain, layer, place)
+        chain.launch()
+        return [*map(chain.found, names)]
 
     def _project(
         self, gdn: Any, x: mx.array, norm: Any = None

@@ -66,10 +66,10 @@ def is_dense(mlp: Any) -> bool:
 
 
 class Chain:
-    """Hidden rows on their way through layers that share launches: steps that wait for theirs.
+    """Hidden rows on their way through steps that will share a launch.
 
-    hidden: where the rows stand, an array or a step's output; made: what the launches so far gave,
-    by "step.output". Names of steps begin with their layer's.
+    hidden: where the rows stand, an array or a step's output; made: what the last launch gave, by
+    "step.output".
     """
 
     def __init__(self, hidden: mx.array, token: mx.array) -> None:
@@ -86,16 +86,15 @@ class Chain:
         self.hidden = hidden
 
     def launch(self) -> mx.array:
-        """Everything added so far, in one launch: the hidden rows."""
+        """Everything added since the last launch: the hidden rows."""
         if self._steps:
-            made, self.token = run_steps(self._steps, self.token)
-            self.made |= made
+            self.made, self.token = run_steps(self._steps, self.token)
             self._steps = []
-        self.hidden = self.found(self.hidden)
-        return self.hidden
+        hidden = self.hidden = self.found(self.hidden)
+        return hidden
 
     def found(self, given: Given) -> mx.array:
-        """The array of a name, after its launch."""
+        """The array of a name of the last launch."""
         return self.made[given] if isinstance(given, str) else given
 
     def normed(self, norm: Any) -> Feed:
@@ -105,7 +104,6 @@ class Chain:
 
 def add_gdn_layer(
     chain: Chain,
-    name: str,
     layer: Any,
     window: mx.array,
     state: mx.array,
@@ -116,57 +114,55 @@ def add_gdn_layer(
     gdn = layer.linear_attn
     modules = [getattr(gdn, part) for part in SPLIT]
     held: dict[str, Given] = {"window": window, "state": state, "place": place}
-    held |= {"qkv": f"{name}in.out_0", "a": f"{name}in.out_2", "b": f"{name}in.out_3"}
+    held |= {"qkv": "in.out_0", "a": "in.out_2", "b": "in.out_3"}
     heads = (gdn.num_v_heads, gdn.head_v_dim)
-    feed = feed_gate_normed(f"{name}gdn.y", gdn.norm, f"{name}in.out_1", chain.rows, *heads)
+    feed = feed_gate_normed("gdn.y", gdn.norm, "in.out_1", chain.rows, *heads)
     chain.add(
         [
-            several_step(
-                f"{name}in", modules, chain.normed(layer.input_layernorm), (0, heads[0], 0, 0)
-            ),
-            gdn_step(f"{name}gdn", gdn, held, chain.rows, every, chain.dtype),
-            linear_step(f"{name}out", gdn.out_proj, feed, chain.hidden),
+            several_step("in", modules, chain.normed(layer.input_layernorm), (0, heads[0], 0, 0)),
+            gdn_step("gdn", gdn, held, chain.rows, every, chain.dtype),
+            linear_step("out", gdn.out_proj, feed, chain.hidden),
         ],
-        f"{name}out.out",
+        "out.out",
     )
-    return f"{name}gdn.windows", f"{name}gdn.states"
+    return "gdn.windows", "gdn.states"
 
 
-def add_mlp(chain: Chain, name: str, layer: Any) -> None:
+def add_mlp(chain: Chain, layer: Any) -> None:
     """A dense MLP."""
     mlp = layer.mlp
     gated = chain.normed(layer.post_attention_layernorm)
-    inner = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": f"{name}up.out"})
+    inner = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": "up.out"})
     chain.add(
         [
-            gated_step(f"{name}up", mlp.gate_proj, mlp.up_proj, gated),
-            linear_step(f"{name}down", mlp.down_proj, inner, chain.hidden),
+            gated_step("up", mlp.gate_proj, mlp.up_proj, gated),
+            linear_step("down", mlp.down_proj, inner, chain.hidden),
         ],
-        f"{name}down.out",
+        "down.out",
     )
 
 
-def add_attention_inputs(chain: Chain, name: str, layer: Any, position: mx.array) -> list[str]:
+def add_attention_inputs(chain: Chain, layer: Any, position: mx.array) -> list[str]:
     """The names of queries, keys, values (1, heads, T, D), and queries packed with their gates
     (1, T, H, S); the rows stay where they stand."""
     attention = layer.self_attn
     modules = [getattr(attention, part) for part in HEADS]
     count, kv_heads = attention.num_attention_heads, attention.num_key_value_heads
     feed = chain.normed(layer.input_layernorm)
-    first = several_step(f"{name}in", modules, feed, (count, kv_heads, kv_heads))
+    first = several_step("in", modules, feed, (count, kv_heads, kv_heads))
     shapes = (count, *first.outputs["out_1"][0][2:], first.outputs["out_0"][0][3])
-    heads: dict[str, Given] = {part: f"{name}in.out_{i}" for i, part in enumerate("qkv")}
+    heads: dict[str, Given] = {part: f"in.out_{i}" for i, part in enumerate("qkv")}
     heads["position"] = position
-    ready = prepare_step(f"{name}ready", attention, attention.rope, heads, chain.rows, shapes)
+    ready = prepare_step("ready", attention, attention.rope, heads, chain.rows, shapes)
     chain.add([first, ready], chain.hidden)
-    return [f"{name}ready.{part}" for part in ("q_out", "k_out", "v_out")] + [f"{name}in.out_0"]
+    return [f"ready.{part}" for part in ("q_out", "k_out", "v_out")] + ["in.out_0"]
 
 
-def add_attention_end(chain: Chain, name: str, layer: Any, mixed: mx.array) -> None:
+def add_attention_end(chain: Chain, layer: Any, mixed: mx.array) -> None:
     """The output projection of what attention gave, (1, T, heads * D)."""
     rows = Feed("", chain.rows, mixed.shape[-1], {"x": mixed})
-    step = linear_step(f"{name}out", layer.self_attn.o_proj, rows, chain.hidden)
-    chain.add([step], f"{name}out.out")
+    step = linear_step("out", layer.self_attn.o_proj, rows, chain.hidden)
+    chain.add([step], "out.out")
 
 
 def run_attention(

@@ -21,7 +21,9 @@ struct Sums {
   }
 };
 
-// A bfloat16 weight matrix, from a tile's first row on.
+// A bfloat16 weight matrix, from a tile's first row on. DEPTH: steps of loads under way for one tile
+// of outputs and rows.
+template <int DEPTH>
 struct Dense {
   const bf16* w;
   int last;  // of the 16 outputs; what lies behind it is read again and dropped
@@ -30,7 +32,7 @@ struct Dense {
 
   template <int RT, int MT, typename Rows>
   struct Stage {  // what one round of loads brings: U steps of 32 k
-    static constexpr int U = RT * MT > 1 ? 2 : 4;
+    static constexpr int U = DEPTH / (RT * MT) > 1 ? DEPTH / (RT * MT) : 1;
     static constexpr int kStep = 32;
     uint4 a[U][RT][2];
     Piece<typename Rows::In> b[U][MT];

@@ -19,6 +19,9 @@ from .launch import TYPES, Kernel, grid_words, resident_blocks
 
 FOLDER = Path(__file__).resolve().parent
 NOTHING = "dflash::Nothing"
+DEPTH = 2
+"""Steps of loads of bfloat16 weights under way in a launch of several steps: with more, what two
+blocks a multiprocessor may have of registers is spilled."""
 
 Shape = tuple[int, ...]
 Constants = tuple[tuple[str, int | mx.Dtype], ...]
@@ -56,22 +59,22 @@ class Step:
 
 @dataclass(frozen=True)
 class _Function:
-    """The device function of a body with its constants; steps that are alike share one."""
+    """A body with its constants, and the types of what it is given; steps that are alike share
+    one. arguments: (type, name)."""
 
     body: Body
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
     constants: Constants
-    scalars: tuple[tuple[str, str], ...]  # (name, type)
+    arguments: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class _Signature:
-    """What of a step is in the text of its launch. given: its inputs' names there."""
+    """What of a step is in the text of its launch. given: its arguments' names there; made: those
+    of its outputs."""
 
-    name: str
     function: _Function
     given: tuple[str, ...]
+    made: tuple[str, ...]
 
 
 def source_file(name: str) -> Path:
@@ -114,8 +117,10 @@ def _launch(
 ) -> dict[str, mx.array]:
     arrays: list[mx.array] = []
     names: dict[int, str] = {}
-    signatures = [_sign(step, arrays, names) for step in steps]
-    kernel = _assemble(tuple(signatures), bool(extra))
+    dtypes: dict[str, mx.Dtype] = {}
+    signatures = [_sign(step, arrays, names, dtypes) for step in steps]
+    label = "_".join(step.name for step in steps)[:40]
+    kernel = _assemble(label, tuple(signatures), bool(extra))
     outputs = {
         f"{step.name}.{local}": output for step in steps for local, output in step.outputs.items()
     }
@@ -135,73 +140,69 @@ def _launch(
     return dict(zip(outputs, made, strict=True))
 
 
-def _sign(step: Step, arrays: list[mx.array], names: dict[int, str]) -> _Signature:
-    """The signature, and the step's arrays put behind those before it, each once."""
-    inputs: list[str] = []
-    for local, given in step.inputs.items():
-        if isinstance(given, str):
-            inputs.append(given.replace(".", "_"))
-            continue
-        if id(given) not in names:
-            names[id(given)] = f"{step.name}_{local}"
-            arrays.append(given)
-        inputs.append(names[id(given)])
-    scalars = [(n, "int" if isinstance(v, int) else "float") for n, v in step.scalars.items()]
-    function = _Function(
-        step.body,
-        tuple(step.inputs),
-        tuple(step.outputs),
-        tuple(step.constants.items()),
-        tuple(scalars),
-    )
-    return _Signature(step.name, function, tuple(inputs))
+def _sign(
+    step: Step, arrays: list[mx.array], names: dict[int, str], dtypes: dict[str, mx.Dtype]
+) -> _Signature:
+    """The signature, and the step's arrays put behind those before it, each once. dtypes: of what
+    the steps so far make."""
+    arguments, given = [("int", "blocks")], [f"{step.name}_blocks"]
+    for name, value in step.scalars.items():
+        arguments.append(("int" if isinstance(value, int) else "float", name))
+        given.append(f"{step.name}_{name}")
+    for local, array in step.inputs.items():
+        if isinstance(array, str):
+            name, dtype = array.replace(".", "_"), dtypes[array]
+        else:
+            if id(array) not in names:
+                names[id(array)] = f"{step.name}_{local}"
+                arrays.append(array)
+            name, dtype = names[id(array)], array.dtype
+        arguments.append((f"const {TYPES[dtype]}*", local))
+        given.append(name)
+    made = [f"{step.name}_{local}" for local in step.outputs]
+    for local, (_, dtype) in step.outputs.items():
+        arguments.append((f"{TYPES[dtype]}*", local))
+        dtypes[f"{step.name}.{local}"] = dtype
+    function = _Function(step.body, tuple(step.constants.items()), tuple(arguments))
+    return _Signature(function, (*given, *made), tuple(made))
 
 
 @cache
-def _assemble(steps: tuple[_Signature, ...], several: bool) -> Kernel:
+def _assemble(label: str, steps: tuple[_Signature, ...], several: bool) -> Kernel:
     """The kernel of a launch; its name holds its text, since MLX keeps kernels by name."""
-    outputs = [f"{step.name}_{local}" for step in steps for local in step.function.outputs]
-    inputs = dict.fromkeys(
-        name for step in steps for name in step.given if name not in set(outputs)
-    )
+    outputs = [name for step in steps for name in step.made]
+    pointers = [
+        name
+        for step in steps
+        for name, (kind, _) in zip(step.given, step.function.arguments, strict=True)
+        if kind.endswith("*")
+    ]
+    made = set(outputs)
+    inputs = [name for name in dict.fromkeys(pointers) if name not in made]
     functions = list(dict.fromkeys(step.function for step in steps))
-    calls = ""
-    for index, step in enumerate(steps):
-        at, warms = functions.index(step.function), bool(step.function.body.warm)
-        if index and warms:
-            calls += _call(step, at, "true")
-        if index:
-            calls += "dflash::Grid{(unsigned*)words}.sync();\n"
-        calls += _call(step, at, "false")
-    if several:
-        calls += "if (threadIdx.x == 0 && blockIdx.x == 0) token_next[0] = token[0] + 1;\n"
     files = dict.fromkeys(file for function in functions for file in function.body.files)
     parts = [_read(file) for file in (source_file("primitives"), *files)]
-    parts += [_constants(function, at) for at, function in enumerate(functions)]
-    parts += [_memory(len(functions))]
+    parts += [f"constexpr int DEPTH = {DEPTH if several else 4};"]
+    parts += [_types(function, at) for at, function in enumerate(functions)]
+    parts += [_memory(functions)]
     parts += [_function(function, at, several) for at, function in enumerate(functions)]
+    body = _calls(steps, functions)
+    if several:
+        body += "if (threadIdx.x == 0 && blockIdx.x == 0) token_next[0] = token[0] + 1;\n"
     header = "\n".join(parts)
-    digest = hashlib.sha256((header + calls).encode()).hexdigest()[:16]
-    label = "_".join(step.name for step in steps)[:40]
+    digest = hashlib.sha256((header + body).encode()).hexdigest()[:16]
     return Kernel(
         f"{label}_{digest}",
         (*inputs, *(["token", "words"] if several else [])),
         (*outputs, *(["token_next"] if several else [])),
-        calls,
+        body,
         header,
         residents=2 if several else 0,
     )
 
 
-def _call(step: _Signature, at: int, warm: str) -> str:
-    function = step.function
-    made = [f"{step.name}_{local}" for local in function.outputs]
-    numbers = [f"{step.name}_{name}" for name in ("blocks", *(n for n, _ in function.scalars))]
-    return f"step_{at}({', '.join([warm, *numbers, *step.given, *made])});\n"
-
-
-def _constants(function: _Function, at: int) -> str:
-    """A function's constants and its type of shared memory, in a namespace of its own."""
+def _types(function: _Function, at: int) -> str:
+    """A function's constants, its arguments and what it has in shared memory."""
     lines = [
         f"constexpr int {name} = {value};"
         if isinstance(value, int)
@@ -209,13 +210,15 @@ def _constants(function: _Function, at: int) -> str:
         for name, value in function.constants
     ]
     lines.append(f"using Held = {function.body.shared};")
-    return f"namespace constants_{at} {{\n" + "\n".join(lines) + "\n}"
+    members = " ".join(f"{kind} {name};" for kind, name in function.arguments)
+    lines.append(f"struct Arguments {{ {members} }};")
+    return f"namespace of_{at} {{\n" + "\n".join(lines) + "\n}"
 
 
-def _memory(functions: int) -> str:
+def _memory(functions: Sequence[_Function]) -> str:
     """Shared memory that the steps use in turn."""
-    members = " ".join(f"constants_{at}::Held of_{at};" for at in range(functions))
-    return f"union alignas(16) Memory {{ {members} }};\n__shared__ Memory memory;"
+    held = " ".join(f"of_{at}::Held of_{at};" for at in range(len(functions)))
+    return f"union alignas(16) Memory {{ {held} }};\n__shared__ Memory memory;"
 
 
 ONCE = """  const int block = blockIdx.x;
@@ -231,21 +234,28 @@ BODY
 
 
 def _function(function: _Function, at: int, several: bool) -> str:
-    """Not inlined where there are others, so that each has the registers to itself."""
-    types = [f"typename T_{local}" for local in (*function.inputs, *function.outputs)]
-    parameters = ["bool warm", "int blocks", *(f"{kind} {n}" for n, kind in function.scalars)]
-    parameters += [f"const T_{local}* {local}" for local in function.inputs]
-    parameters += [f"T_{local}* {local}" for local in function.outputs]
-    warm = f"if (warm) {{ {function.body.warm} return; }}" if several else ""
-    body = function.body.text.replace("WARM", warm)
+    """The body as a function of its arguments."""
+    lines = [f"using namespace of_{at};", f"auto& held = memory.of_{at};"]
+    lines += [f"{kind} {name} = given.{name};" for kind, name in function.arguments]
+    warm = f"if (WARMS) {{ {function.body.warm} return; }}" if several else ""
+    form = (LOOP if several else ONCE).replace("BODY", function.body.text.replace("WARM", warm))
     return (
-        f"template <{', '.join(types)}>\n"
-        f"__device__ {'__noinline__' if several else '__forceinline__'} void step_{at}(\n  "
-        + ", ".join(parameters)
-        + f") {{\n  using namespace constants_{at};\n  auto& held = memory.of_{at};\n"
-        + (LOOP if several else ONCE).replace("BODY", body)
-        + "}"
+        f"template <bool WARMS>\n__device__ __forceinline__ void step_{at}"
+        f"(const of_{at}::Arguments& given) {{\n  " + "\n  ".join(lines) + f"\n{form}}}"
     )
+
+
+def _calls(steps: Sequence[_Signature], functions: Sequence[_Function]) -> str:
+    """Step after step. While a block waits it fetches what it will read first."""
+    lines = []
+    for index, step in enumerate(steps):
+        at = functions.index(step.function)
+        given = f"({{{', '.join(step.given)}}});"
+        if index:
+            warm = [f"step_{at}<true>{given}"] if step.function.body.warm else []
+            lines += [*warm, "dflash::Grid{(unsigned*)words}.sync();"]
+        lines.append(f"step_{at}<false>{given}")
+    return "\n".join(lines) + "\n"
 
 
 @cache

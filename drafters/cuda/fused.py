@@ -83,7 +83,7 @@ class FusedDraft:
         for index, (layer, context) in enumerate(zip(model.layers, contexts, strict=True)):
             span = spans[index : index + 1]
             if joins_layer(layer, chain.rows):
-                add_layer(chain, f"l{index}", layer, self._rope, position, span, context)
+                add_layer(chain, layer, self._rope, position, span, context)
             else:
                 residual = chain.launch()
                 chain.hidden = self._layer(layer, residual, position, span, context)

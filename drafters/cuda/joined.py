@@ -40,7 +40,6 @@ def joins_layer(layer: Any, rows: int) -> bool:
 
 def add_layer(
     chain: Chain,
-    name: str,
     layer: Any,
     rope: Any,
     position: mx.array,
@@ -52,15 +51,18 @@ def add_layer(
     attention, mlp = layer.self_attn, layer.mlp
     conv = layer.attention_conv if "attention_conv" in layer else None
     mlp_conv = layer.mlp_conv if "mlp_conv" in layer else None
-    rows = _open(chain, f"{name}open", conv, layer.input_layernorm)
-    mixed, steps = _attention(name, attention, rope, rows, position, span, context)
-    end = _end(chain, f"{name}shut", attention.o_proj, conv, mixed, f"{name}open.later")
-    chain.add([*steps, end], f"{name}shut.out")
-    rows = _open(chain, f"{name}mlp", mlp_conv, layer.post_attention_layernorm)
-    up = gated_step(f"{name}up", mlp.gate_proj, mlp.up_proj, rows)
-    gated = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": f"{name}up.out"})
-    down = _end(chain, f"{name}down", mlp.down_proj, mlp_conv, gated, f"{name}mlp.later")
-    chain.add([up, down], f"{name}down.out")
+    rows = _open(chain, "open", conv, layer.input_layernorm)
+    mixed = _attention(chain, attention, rope, rows, position, span, context)
+    deltas = chain.found("open.later") if conv is not None else ""
+    end = _end(chain, "shut", attention.o_proj, conv, mixed, deltas)
+    chain.add([end], "shut.out")
+    chain.launch()
+    rows = _open(chain, "mlp", mlp_conv, layer.post_attention_layernorm)
+    up = gated_step("up", mlp.gate_proj, mlp.up_proj, rows)
+    gated = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": "up.out"})
+    down = _end(chain, "down", mlp.down_proj, mlp_conv, gated, "mlp.later")
+    chain.add([up, down], "down.out")
+    chain.launch()
 
 
 def _open(chain: Chain, name: str, conv: Any, norm: Any) -> Feed:
@@ -72,7 +74,7 @@ def _open(chain: Chain, name: str, conv: Any, norm: Any) -> Feed:
     return Feed("", chain.rows, chain.width, {"x": f"{name}.mixed"})
 
 
-def _end(chain: Chain, name: str, module: Any, conv: Any, rows: Feed, deltas: str) -> Step:
+def _end(chain: Chain, name: str, module: Any, conv: Any, rows: Feed, deltas: Given) -> Step:
     """The projection that ends a branch, its convolution, and the residual."""
     if conv is None:
         return linear_step(name, module, rows, chain.hidden, mx.float32)
@@ -80,23 +82,24 @@ def _end(chain: Chain, name: str, module: Any, conv: Any, rows: Feed, deltas: st
 
 
 def _attention(
-    name: str,
+    chain: Chain,
     attention: Any,
     rope: Any,
     rows: Feed,
     position: mx.array,
     span: mx.array,
     context: Sequence[mx.array],
-) -> tuple[Feed, list[Step]]:
-    """(what goes into the output projection, the steps up to there)."""
+) -> Feed:
+    """What goes into the output projection: its steps wait in the chain, those before them, up to
+    the block's own keys, are launched."""
     heads, kv_heads = head_counts(attention)
     dim = attention.head_dim
-    project = several_step(f"{name}in", [getattr(attention, name) for name in HEADS], rows)
-    given: dict[str, Given] = {part: f"{name}in.out_{i}" for i, part in enumerate("qkv")}
+    project = several_step("in", [getattr(attention, name) for name in HEADS], rows)
+    given: dict[str, Given] = {part: f"in.out_{i}" for i, part in enumerate("qkv")}
     given["position"] = position
-    ready = prepare_step(
-        f"{name}ready", attention, rope, given, rows.count, (heads, kv_heads, dim, dim)
-    )
+    ready = prepare_step("ready", attention, rope, given, rows.count, (heads, kv_heads, dim, dim))
+    chain.add([project, ready], chain.hidden)
+    chain.launch()
     shape = Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -108,10 +111,10 @@ def _attention(
         window=attention.window,
     )
     held: dict[str, Given] = {"k": context[0], "v": context[1], "span": span}
-    held |= {"q": f"{ready.name}.q_out"}
-    held |= {"k_block": f"{ready.name}.k_out", "v_block": f"{ready.name}.v_out"}
-    look = attend_step(f"{name}look", shape, held)
+    made = {part: chain.found(f"ready.{part}_out") for part in "qkv"}
+    held |= {"q": made["q"], "k_block": made["k"], "v_block": made["v"]}
+    look = attend_step("look", shape, held)
     parts: dict[str, Given] = {part: f"{look.name}.{part}" for part in look.outputs}
-    mix = combine_step(f"{name}mix", shape, look, parts, None)
-    feed = Feed("", rows.count, heads * dim, {"x": f"{name}mix.out"})
-    return feed, [project, ready, look, mix]
+    mix = combine_step("mix", shape, look, parts, None)
+    chain.add([look, mix], chain.hidden)
+    return Feed("", rows.count, heads * dim, {"x": "mix.out"})
