@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_suite.core.cuda import launch, steps
+from dflash_suite.core.cuda import assemble, launch, steps
 from dflash_suite.core.cuda.steps import source_file
 from dflash_suite.drafters.cuda import kernels as draft
 
@@ -128,7 +128,7 @@ def emulate(folders: Any) -> Iterator[CudaOnCpu]:
 
 
 def forget_kernels() -> None:
-    steps._assemble.cache_clear()
+    assemble.assemble.cache_clear()
     draft._kernel.cache_clear()
 
 

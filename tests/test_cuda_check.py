@@ -10,13 +10,13 @@ import mlx.core as mx
 import pytest
 from tiny import make_target
 
-from dflash_suite.core.cuda import bodies, launch, steps
+from dflash_suite.core.cuda import bodies, launch
+from dflash_suite.core.cuda.assemble import Body, Function, Signature, assemble
 from dflash_suite.core.cuda.backbone import FusedBackbone, fused_backbone
 from dflash_suite.core.cuda.check import compare, probe_fused
 from dflash_suite.core.cuda.kernels import cuda_in_use
 from dflash_suite.core.cuda.launch import Kernel
 from dflash_suite.core.cuda.ops import OpKernels
-from dflash_suite.core.cuda.steps import Body
 from dflash_suite.core.errors import ProbeFailed
 from dflash_suite.core.target import Target
 
@@ -89,16 +89,14 @@ def test_no_hole_of_a_body_is_left(body: Body) -> None:
 def test_steps_of_a_launch_see_what_those_before_them_made() -> None:
     body = Body("y[block] = x[block] + N;", ())
     arguments = (("int", "blocks"), ("const float*", "x"), ("float*", "y"))
-    one = steps._Function(body, (("N", 1),), arguments)
+    one = Function(body, (("N", 1),), arguments)
     two = replace(one, constants=(("N", 2),))
     chain = [
-        steps._Signature(one, ("a_blocks", "a_x", "a_y"), ("a_y",)),
-        steps._Signature(two, ("b_blocks", "a_y", "b_y"), ("b_y",)),
-        steps._Signature(one, ("c_blocks", "b_y", "c_y"), ("c_y",)),
+        Signature(one, ("a_blocks", "a_x", "a_y")),
+        Signature(two, ("b_blocks", "a_y", "b_y")),
+        Signature(one, ("c_blocks", "b_y", "c_y")),
     ]
-    kernel = steps._assemble("abc", tuple(chain), True)
-    assert kernel.inputs == ("a_x", "token", "words")
-    assert kernel.outputs == ("a_y", "b_y", "c_y", "token_next")
+    kernel = assemble("abc", tuple(chain), ("a_x", "token", "words"), ("c_y", "token_next"), True)
     assert kernel.residents == 2 and kernel.bounds == "__launch_bounds__(256, 2)"
     wait = "dflash::Grid{(unsigned*)words}.sync();\n"
     calls = ["step_0<false>({a_blocks, a_x, a_y});", "step_1<false>({b_blocks, a_y, b_y});"]
@@ -106,7 +104,7 @@ def test_steps_of_a_launch_see_what_those_before_them_made() -> None:
     assert kernel.body.startswith(f"\n{wait}".join(calls)), "steps that are alike share a function"
     warm = replace(one, body=replace(body, warm="fetch(x);"))
     chain[2] = replace(chain[2], function=warm)
-    other = steps._assemble("abc", tuple(chain), True)
+    other = assemble("abc", tuple(chain), ("a_x", "token", "words"), ("c_y", "token_next"), True)
     assert other.name != kernel.name, "MLX keeps kernels by name"
     assert f"step_2<true>({{c_blocks, b_y, c_y}});\n{wait}step_2<false>" in other.body
 

@@ -56,10 +56,12 @@ def test_a_pass_is_that_of_separate_launches(emulated: CudaOnCpu, bits: int) -> 
     plain = make_target("hybrid", "bfloat16", num_hidden_layers=5, **SIZES)
     if bits == 4:
         quantize(plain.backbone.model)
-    joined, apart = (
-        Target(FusedBackbone(plain.backbone.model, kernels, traced_once), plain.config)
-        for kernels in (CudaKernels(), Apart())
+    kernels = CudaKernels()
+    apart, joined = (
+        Target(FusedBackbone(plain.backbone.model, used, traced_once), plain.config)
+        for used in (Apart(), kernels)
     )
+    assert all(id(layer.mlp.down_proj.weight) in kernels.packs for layer in joined.backbone.layers)
     caches = joined.make_cache(), apart.make_cache()
     calls, before = [], launches()
     for rows, keep in ((9, 4), (9, 9), (1, 1)):
@@ -101,7 +103,7 @@ def test_a_drafters_layer_is_that_of_separate_launches(
     place, span = mx.array([9], dtype=mx.int32), mx.array([3, 7], dtype=mx.int32)
     contexts = [buffer[0], buffer[1]]
     token, start = turn().token, len(emulated.calls)
-    chain = Chain(residual, token)
+    chain = Chain(residual, token, draft._kernels.packs)
     add_layer(chain, layer, draft._rope, place, span, contexts)
     out, after = chain.launch(), chain.token
     mx.eval(out)

@@ -15,8 +15,7 @@ import mlx.nn as nn
 
 from . import bodies
 from .launch import THREADS
-from .projections import Given
-from .steps import Step, run_step
+from .steps import Given, Step, run_step
 
 MAX_QUERIES = 64
 """Query rows of one key head that a block takes: rows times query heads a key head."""

@@ -26,6 +26,7 @@ class FusedBackbone(HybridBackbone):
     def __init__(self, model: Any, kernels: OpKernels, compile: Compile) -> None:
         super().__init__(model)
         self._kernels = kernels
+        kernels.pack(self.layers)
         self._decoder = FusedDecoder(self.layers, self.body.norm, kernels, compile)
 
     @property

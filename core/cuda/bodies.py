@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from .steps import Body, source_file
+from .assemble import Body, source_file
 
 ROWS = {
     "": "const auto rows = dflash::given(x);",

@@ -177,7 +177,7 @@ class FusedDecoder:
         """(hidden, what attention needs next, per GDN layer what the cache and tape need and the
         layer's output, token); the last entry of the list is the output of `before` where there
         is one."""
-        chain = Chain(hidden, token)
+        chain = Chain(hidden, token, self.kernels.packs)
         made: list[list[mx.array]] = []
         first: list[list[mx.array]] = []
         if segment.before is not None:

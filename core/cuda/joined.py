@@ -12,7 +12,6 @@ import mlx.core as mx
 from .attention import Attention, attend_step, combine_step, fits_heads, prepare_step
 from .projections import (
     Feed,
-    Given,
     feed_gate_normed,
     feed_normed,
     fit_together,
@@ -24,7 +23,7 @@ from .projections import (
     several_step,
 )
 from .recurrence import fits_gdn, gdn_step
-from .steps import Step, run_steps
+from .steps import Given, Packs, Step, run_steps
 
 SPLIT = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
 """A GDN layer's projections in the layout that needs no sorting afterwards."""
@@ -72,24 +71,28 @@ class Chain:
     "step.output".
     """
 
-    def __init__(self, hidden: mx.array, token: mx.array) -> None:
+    def __init__(self, hidden: mx.array, token: mx.array, packs: Packs) -> None:
         self.rows, self.width = hidden.shape[1:]
         self.dtype = hidden.dtype
         self.hidden: Given = hidden
         self.token = token
         self.made: dict[str, mx.array] = {}
+        self._packs = packs
         self._steps: list[Step] = []
+        self._kept: set[str] = set()
 
-    def add(self, steps: Sequence[Step], hidden: Given) -> None:
-        """More steps, after which the rows stand in `hidden`."""
+    def add(self, steps: Sequence[Step], hidden: Given, keep: Sequence[str] = ()) -> None:
+        """More steps, after which the rows stand in `hidden`; keep: what else is needed later."""
         self._steps += steps
+        self._kept |= {*keep}
         self.hidden = hidden
 
     def launch(self) -> mx.array:
         """Everything added since the last launch: the hidden rows."""
         if self._steps:
-            self.made, self.token = run_steps(self._steps, self.token)
-            self._steps = []
+            wanted = self._kept | ({self.hidden} if isinstance(self.hidden, str) else set())
+            self.made, self.token = run_steps(self._steps, self.token, wanted, self._packs)
+            self._steps, self._kept = [], set()
         hidden = self.hidden = self.found(self.hidden)
         return hidden
 
@@ -117,6 +120,7 @@ def add_gdn_layer(
     held |= {"qkv": "in.out_0", "a": "in.out_2", "b": "in.out_3"}
     heads = (gdn.num_v_heads, gdn.head_v_dim)
     feed = feed_gate_normed("gdn.y", gdn.norm, "in.out_1", chain.rows, *heads)
+    keep = ("gdn.windows", "gdn.states")
     chain.add(
         [
             several_step("in", modules, chain.normed(layer.input_layernorm), (0, heads[0], 0, 0)),
@@ -124,8 +128,9 @@ def add_gdn_layer(
             linear_step("out", gdn.out_proj, feed, chain.hidden),
         ],
         "out.out",
+        keep,
     )
-    return "gdn.windows", "gdn.states"
+    return keep
 
 
 def add_mlp(chain: Chain, layer: Any) -> None:
@@ -154,8 +159,9 @@ def add_attention_inputs(chain: Chain, layer: Any, position: mx.array) -> list[s
     heads: dict[str, Given] = {part: f"in.out_{i}" for i, part in enumerate("qkv")}
     heads["position"] = position
     ready = prepare_step("ready", attention, attention.rope, heads, chain.rows, shapes)
-    chain.add([first, ready], chain.hidden)
-    return [f"ready.{part}" for part in ("q_out", "k_out", "v_out")] + ["in.out_0"]
+    keep = [*(f"ready.{part}_out" for part in "qkv"), "in.out_0"]
+    chain.add([first, ready], chain.hidden, keep)
+    return keep
 
 
 def add_attention_end(chain: Chain, layer: Any, mixed: mx.array) -> None:
@@ -187,5 +193,6 @@ def run_attention(
     held: dict[str, Given] = {"q": queries, "k": keys, "v": values, "span": span}
     look = attend_step("look", shape, held)
     parts: dict[str, Given] = {name: f"look.{name}" for name in look.outputs}
-    made, token = run_steps([look, combine_step("mix", shape, look, parts, gate)], token)
+    steps = [look, combine_step("mix", shape, look, parts, gate)]
+    made, token = run_steps(steps, token, ["mix.out"], {})
     return made["mix.out"], token

@@ -14,8 +14,9 @@ import mlx.core as mx
 from ..device import on_cuda
 from .attention import fits_heads
 from .compiler import can_compile
-from .joined import joins_layer
+from .joined import is_dense, joins_layer
 from .ops import OpKernels
+from .packs import pack_layers
 from .projections import (
     feed,
     feed_gate_normed,
@@ -27,7 +28,7 @@ from .projections import (
     several_step,
 )
 from .recurrence import fits_gdn, gated_norm_step, gdn_step
-from .steps import run_step
+from .steps import Packed, run_step
 
 
 def cuda_in_use() -> bool:
@@ -37,6 +38,12 @@ def cuda_in_use() -> bool:
 
 class CudaKernels(OpKernels):
     """OpKernels with every call that fits on a fused kernel."""
+
+    def __init__(self) -> None:
+        self.packs: dict[int, Packed] = {}
+
+    def pack(self, layers: Sequence[Any]) -> None:
+        self.packs |= pack_layers(layers, is_read)
 
     def linear(
         self, module: Any, x: mx.array, residual: mx.array | None = None, norm: Any = None
@@ -110,3 +117,8 @@ def fits_pair(gate: Any, up: Any, rows: int) -> bool:
     """True for two layers of one kind and size."""
     same = type(gate) is type(up) and gate.weight.shape == up.weight.shape
     return same and fit_together((gate, up), rows)
+
+
+def is_read(layer: Any, path: str) -> bool:
+    """Whether the kernels read this array of a layer: experts are MLX's."""
+    return not path.startswith("mlp.") or is_dense(layer.mlp)

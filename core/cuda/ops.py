@@ -5,6 +5,7 @@ shapes and types that they do not take. The arithmetic is mlx-lm's, operation by
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -12,10 +13,19 @@ import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 
 from ..gdn import convolve, recur
+from .steps import Packs
 
 
 class OpKernels:
-    """The interface of CudaKernels without CUDA. T = rows, at most what the caller gives."""
+    """The interface of CudaKernels without CUDA. T = rows, at most what the caller gives.
+
+    packs: where the layers' arrays stand together, for launches of several steps.
+    """
+
+    packs: Packs = MappingProxyType({})
+
+    def pack(self, layers: Sequence[Any]) -> None:
+        """Put each layer's arrays together; plain operations take them as they are."""
 
     def linear(
         self, module: Any, x: mx.array, residual: mx.array | None = None, norm: Any = None

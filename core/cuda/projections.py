@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from . import bodies
 from .ops import normed, split_heads
-from .steps import Step
+from .steps import Given, Step
 
 MAX_ROWS = 16
 """Rows of the narrow matmul; wider ones are MLX's."""
@@ -21,9 +21,6 @@ GATED_HEADS = (32, 64, 128, 256)
 """Sizes of a GDN head whose gated norm a projection can take over; a warp has 32 lanes."""
 MAX_GATED_HEADS = 64
 """Heads whose factors a block holds."""
-
-Given = mx.array | str
-"""An array, or what a step before makes of the same launch."""
 
 
 def fits_linear(module: Any, rows: int) -> bool:

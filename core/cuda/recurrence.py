@@ -8,8 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import bodies
-from .projections import Given
-from .steps import Step
+from .steps import Given, Step
 
 
 def fits_gdn(layer: Any, dtype: mx.Dtype) -> bool:
@@ -44,7 +43,7 @@ def gdn_step(
         {
             **inputs,
             "taps": layer.conv1d.weight,
-            "a_log": layer.A_log.astype(mx.float32),
+            "a_log": _single(layer.A_log),
             "dt_bias": layer.dt_bias,
         },
         {
@@ -77,3 +76,8 @@ def gated_norm_step(name: str, norm: Any, y: mx.array, z: mx.array) -> Step:
         {"In": y.dtype, "D": dim},
         {"count": rows * heads, "eps": float(norm.eps)},
     )
+
+
+def _single(array: mx.array) -> mx.array:
+    """In float32; the array itself where it is."""
+    return array if array.dtype == mx.float32 else array.astype(mx.float32)

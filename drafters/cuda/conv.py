@@ -11,8 +11,8 @@ import mlx.core as mx
 
 from ...core.cuda.bodies import FACTORS, fill_tile, project
 from ...core.cuda.kernels import CudaKernels
-from ...core.cuda.projections import Feed, Given, feed, fits_linear, row_tiles, weights
-from ...core.cuda.steps import Body, Step, run_step
+from ...core.cuda.projections import Feed, feed, fits_linear, row_tiles, weights
+from ...core.cuda.steps import Body, Given, Step, run_step
 from ..layers import GroupedDynamicConv
 from . import kernels as ops
 

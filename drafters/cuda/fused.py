@@ -1,4 +1,4 @@
-"""A DFlash or DFlash2 draft as one traced function over the context buffers.
+"""A DFlash or DFlash2 draft as a few traced functions over the context buffers.
 
 The same maths as `layers.py`, which stays the reference. Buffers are read in place, with the number
 of rows that count as an array, so that a draft is traced anew only where a buffer has grown. A
@@ -8,6 +8,7 @@ draft's last bits can cost acceptance, never bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,11 +18,15 @@ from ...core.cuda.joined import Chain
 from ...core.cuda.kernels import CudaKernels, cuda_in_use
 from ...core.cuda.projections import MAX_ROWS
 from ...core.cuda.steps import turn
+from ...core.device import start_on_gpu
 from ..config import DrafterConfig
 from ..context import ContextBuffer
 from . import kernels as ops
 from .conv import after_branch, before_branch
 from .joined import add_layer, joins_layer
+
+LAYERS_A_START = 2
+"""Layers after which the device begins on what it has of a draft."""
 
 
 class FusedDraft:
@@ -42,7 +47,14 @@ class FusedDraft:
         self._head = head
         self._rope = rope
         self._kernels = CudaKernels()
-        self._path = compiled(self._whole)
+        self._kernels.pack(model.layers)
+        count = len(model.layers)
+        self._begin = compiled(self._embedded)
+        self._parts = [
+            compiled(partial(self._some, range(first, min(first + LAYERS_A_START, count))))
+            for first in range(0, count, LAYERS_A_START)
+        ]
+        self._choose = compiled(self._chosen)
         self._rows = compiled(self._context_rows)
         self.max_rows = min(config.block_size, MAX_ROWS)
 
@@ -54,11 +66,15 @@ class FusedDraft:
             buffer.reserve(1)
         masks = [self._config.mask_token_id] * count
         ids = mx.concatenate([anchor, mx.array(masks, dtype=anchor.dtype)])
-        where = mx.array([position], dtype=mx.int32)
-        spans = mx.array([[buffer.start, buffer.rows] for buffer in buffers], dtype=mx.int32)
+        where = mx.array([position] * 4, dtype=mx.int32)  # longer than what MLX keeps on the host
+        spans = [mx.array([b.start, b.rows, position, 0], dtype=mx.int32) for b in buffers]
         contexts = [buffer.arrays() for buffer in buffers]
-        path: mx.array
-        path, turn().token = self._path(ids, where, spans, contexts, turn().token)
+        residual, token = self._begin(ids), turn().token
+        for part in self._parts:
+            residual, token = part(residual, where, spans, contexts, token)
+            start_on_gpu([residual])  # the device begins while the host builds the rest
+        turn().token = token
+        path: mx.array = self._choose(residual, ids)
         return path
 
     def observe(self, taps: mx.array, position: int, buffers: Sequence[ContextBuffer]) -> None:
@@ -67,34 +83,42 @@ class FusedDraft:
         for buffer, (keys, values) in zip(buffers, self._rows(taps, where), strict=True):
             buffer.append(keys, values)
 
-    def _whole(
+    def _embedded(self, ids: mx.array) -> mx.array:
+        """The block's residual (1, 1 + count, hidden) in float32; ids (1 + count,), the anchor
+        first."""
+        embedded = self._embed(ids[None]).astype(mx.float32)
+        return embedded * self._config.input_embedding_scale
+
+    def _some(
         self,
-        ids: mx.array,
+        indices: range,
+        residual: mx.array,
         position: mx.array,
-        spans: mx.array,
+        spans: list[mx.array],
         contexts: list[list[mx.array]],
         token: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        """(path, token). ids (1 + count,), the anchor first; contexts: keys and values of each
-        layer."""
-        model = self._model
-        residual = self._embed(ids[None]).astype(mx.float32) * self._config.input_embedding_scale
-        chain = Chain(residual, token)
-        for index, (layer, context) in enumerate(zip(model.layers, contexts, strict=True)):
-            span = spans[index : index + 1]
+        """(residual after these layers, token). contexts: keys and values of each layer."""
+        chain = Chain(residual, token, self._kernels.packs)
+        for index in indices:
+            layer, span, context = self._model.layers[index], spans[index], contexts[index]
             if joins_layer(layer, chain.rows):
                 add_layer(chain, layer, self._rope, position, span, context)
             else:
-                residual = chain.launch()
-                chain.hidden = self._layer(layer, residual, position, span, context)
-        residual, token = chain.launch(), chain.token
+                hidden = chain.launch()
+                chain.hidden = self._layer(layer, hidden, position, span, context)
+        return chain.launch(), chain.token
+
+    def _chosen(self, residual: mx.array, ids: mx.array) -> mx.array:
+        """The path, (count,)."""
+        model = self._model
         hidden = ops.row_norm(residual[:, 1:], model.norm)
         logits = self._head(hidden)
         if self._config.selector is None:
-            return mx.argmax(logits, axis=-1).flatten(), token
+            return mx.argmax(logits, axis=-1).flatten()
         selector = model.candidate_selector
         projected = self._kernels.linear(selector.hidden_projection, hidden)
-        return ops.walk(selector, projected, logits, ids[:1]), token
+        return ops.walk(selector, projected, logits, ids[:1])
 
     def _layer(
         self,

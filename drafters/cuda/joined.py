@@ -11,7 +11,6 @@ from ...core.cuda.attention import Attention, attend_step, combine_step, head_co
 from ...core.cuda.joined import HEADS, Chain
 from ...core.cuda.projections import (
     Feed,
-    Given,
     fit_together,
     fits_linear,
     fits_norm,
@@ -19,7 +18,7 @@ from ...core.cuda.projections import (
     linear_step,
     several_step,
 )
-from ...core.cuda.steps import Step
+from ...core.cuda.steps import Given, Step
 from .conv import after_step, before_step, fits_conv
 
 
@@ -70,7 +69,7 @@ def _open(chain: Chain, name: str, conv: Any, norm: Any) -> Feed:
     rows = chain.normed(norm)
     if conv is None:
         return rows
-    chain.add([before_step(name, conv, rows)], chain.hidden)
+    chain.add([before_step(name, conv, rows)], chain.hidden, [f"{name}.later"])
     return Feed("", chain.rows, chain.width, {"x": f"{name}.mixed"})
 
 
@@ -98,7 +97,7 @@ def _attention(
     given: dict[str, Given] = {part: f"in.out_{i}" for i, part in enumerate("qkv")}
     given["position"] = position
     ready = prepare_step("ready", attention, rope, given, rows.count, (heads, kv_heads, dim, dim))
-    chain.add([project, ready], chain.hidden)
+    chain.add([project, ready], chain.hidden, [f"ready.{part}_out" for part in "qkv"])
     chain.launch()
     shape = Attention(
         heads=heads,

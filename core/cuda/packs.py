@@ -1,0 +1,54 @@
+"""The weights of a layer in one buffer, so that a launch is handed one array for all of them.
+
+The layer's own arrays become views of the buffer: nothing is held twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+from .steps import UNIT_BYTES, Packed
+
+ALIGNMENT_BYTES = 256
+WORD = mx.uint32
+
+
+def pack_layers(layers: Iterable[Any], wants: Callable[[Any, str], bool]) -> dict[int, Packed]:
+    """Pack each layer's arrays whose path `wants(layer, path)`; by the id of the view that the
+    layer has from then on. One layer at a time, so that no more than one is there twice."""
+    packs: dict[int, Packed] = {}
+    for layer in layers:
+        held: Any = dict(tree_flatten(layer.parameters()))
+        packs |= _pack(layer, {path: a for path, a in held.items() if wants(layer, path)})
+    return packs
+
+
+def _pack(layer: Any, held: dict[str, mx.array]) -> dict[int, Packed]:
+    parts: list[mx.array] = []
+    places: dict[str, int] = {}
+    at = 0  # in words
+    for path, array in held.items():
+        if array.nbytes % WORD.size:
+            continue
+        words = array.flatten().view(WORD)
+        places[path] = at
+        padding = -words.size % (ALIGNMENT_BYTES // WORD.size)
+        parts += [words, mx.zeros((padding,), dtype=WORD)]
+        at += words.size + padding
+    if not places:
+        return {}
+    buffer = mx.concatenate(parts)
+    views = {
+        path: buffer[start : start + held[path].nbytes // WORD.size]
+        .view(held[path].dtype)
+        .reshape(held[path].shape)
+        for path, start in places.items()
+    }
+    mx.eval(buffer, views)
+    layer.update(tree_unflatten(list(views.items())))
+    scale = UNIT_BYTES // WORD.size
+    return {id(view): Packed(view, buffer, places[path] // scale) for path, view in views.items()}
