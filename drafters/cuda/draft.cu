@@ -74,6 +74,17 @@ __device__ __forceinline__ Best block_best(Best mine, Best* scratch) {
   return best;
 }
 
+template <int PER>
+__device__ __forceinline__ Best largest(const float (&held)[PER], const int (&name)[PER]) {
+  Best best{held[0], name[0]};
+#pragma unroll
+  for (int i = 1; i < PER; ++i) {
+    const Best other{held[i], name[i]};
+    if (beats(other, best)) best = other;
+  }
+  return best;
+}
+
 // The TOP largest of a block's share of a row, largest first, each thread holding PER numbers.
 // values, ids: (rows, parts, TOP). Where `given` is null a number's id is its column.
 template <typename In, int TOP, int PER>
@@ -93,17 +104,15 @@ __device__ __forceinline__ void top(
     held[i] = live ? fmaxf(float(numbers[base + column]), lowest) : -INFINITY;
     name[i] = live && given ? given[base + column] : column;
   }
+  Best mine = largest(held, name);
   for (int n = 0; n < TOP; ++n) {
-    Best mine{held[0], name[0]};
-#pragma unroll
-    for (int i = 1; i < PER; ++i) {
-      const Best other{held[i], name[i]};
-      if (beats(other, mine)) mine = other;
-    }
     const Best best = block_best(mine, scratch);
+    if (mine.index == best.index) {  // its thread alone looks for its next
 #pragma unroll
-    for (int i = 0; i < PER; ++i)
-      if (name[i] == best.index) held[i] = -INFINITY;
+      for (int i = 0; i < PER; ++i)
+        if (name[i] == best.index) held[i] = -INFINITY;
+      mine = largest(held, name);
+    }
     if (threadIdx.x == 0) {
       const size_t at = (size_t(row) * parts + part) * TOP + n;
       values[at] = best.value;

@@ -67,7 +67,7 @@ class FusedDraft:
         masks = [self._config.mask_token_id] * count
         ids = mx.concatenate([anchor, mx.array(masks, dtype=anchor.dtype)])
         where = mx.array([position] * 4, dtype=mx.int32)  # longer than what MLX keeps on the host
-        spans = [mx.array([b.start, b.rows, position, 0], dtype=mx.int32) for b in buffers]
+        spans = [mx.array([b.start, b.rows, 0, 0], dtype=mx.int32) for b in buffers]
         contexts = [buffer.arrays() for buffer in buffers]
         residual, token = self._begin(ids), turn().token
         for part in self._parts:
