@@ -86,8 +86,9 @@ class ExactTarget(Target):
 
     @property
     def can_queue(self) -> bool:
-        """Plain steps run as they were measured, one after another, but on the CPU."""
-        return on_cpu() and not self.plan.pads
+        """Whether plain steps may be built ahead: where their arithmetic is the suite's own, which
+        knows of nothing but its rows. Others run as they were measured, one after another."""
+        return not self.plan.pads and (on_cpu() or self.is_fused)
 
     @property
     def can_share_rows(self) -> bool:

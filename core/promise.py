@@ -74,12 +74,12 @@ def keep_exact(
 
     wanted: True: by a plan, at any cost; False: as it is, unchecked; None: as it is, and on the
     CPU, where plain decoding stays mlx-lm's own bit for bit, blocks of up to `rows` rows (1: no
-    drafter) are compared with single rows. Elsewhere nothing is said without --exact: plain
-    steps are queued ahead there, which no measurement of rows covers. stored: a plan of a stored
+    drafter) are compared with single rows. Elsewhere a stored plan by which passes run as they
+    are is taken, since it costs nothing, and nothing is measured. stored: a plan of a stored
     probe is not measured again, and one that is measured is stored; note: told where that goes
     wrong. Raises ExactUnavailable where a plan is wanted and there is none.
     """
-    if wanted is False or (wanted is None and (rows < 2 or not on_cpu())):
+    if wanted is False or (wanted is None and (rows < 2 or not runs_as_planned(target))):
         return target, Promise()
     if wanted:
         target = exact_base(target)
@@ -89,7 +89,13 @@ def keep_exact(
         return ExactTarget(target, plan), Promise(plan, asked=True)
     if known is not None and not known.has_fixed_keys and known.width >= rows:
         return target, Promise(known)
-    return target, _short_check(target, rows)
+    return target, _short_check(target, rows) if on_cpu() else Promise()
+
+
+def runs_as_planned(target: Target) -> bool:
+    """Whether a plan that neither pads nor fixes keys is what the target does anyway: on the CPU,
+    and where the suite's kernels take all of it."""
+    return on_cpu() or (target.is_fused and exact_base(target) is target)
 
 
 def _stored_plan(target: Target, note: Note) -> ExactPlan | None:

@@ -5,6 +5,7 @@
 // last bits; what must hold bit for bit is that a row's result does not depend on its neighbours.
 // Replaces primitives.cu, whose instructions no CPU has.
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -66,13 +67,14 @@ constexpr int kMostThreads = 256;
 static int current, thread_count, block_arrived, block_turn, warp_arrived[8], warp_turn[8];
 static Dim thread_index[kMostThreads], blockIdx, gridDim;
 #define threadIdx thread_index[current]
-static ucontext_t scheduler, threads[kMostThreads];
-static bool alive[kMostThreads];
+static ucontext_t threads[kMostThreads];
+static jmp_buf scheduler, paused[kMostThreads];  // a jump is no call of the system, as a swap is
+static bool alive[kMostThreads], begun[kMostThreads];
 static std::function<void()> body;
 
 inline void give_way() {
   const int me = current;
-  swapcontext(&threads[me], &scheduler);
+  if (_setjmp(paused[me]) == 0) _longjmp(scheduler, 1);
   current = me;
 }
 
@@ -93,7 +95,16 @@ static void enter(int index) {
   current = index;
   body();
   alive[index] = false;
-  swapcontext(&threads[index], &scheduler);
+  _longjmp(scheduler, 1);
+}
+
+// Run a thread until it gives way or ends.
+static __attribute__((noinline)) void resume(int index) {
+  current = index;
+  if (_setjmp(scheduler) != 0) return;
+  if (begun[index]) _longjmp(paused[index], 1);
+  begun[index] = true;
+  setcontext(&threads[index]);
 }
 
 inline void launch(int blocks, int count, std::function<void()> function) {
@@ -108,16 +119,16 @@ inline void launch(int blocks, int count, std::function<void()> function) {
       getcontext(&threads[i]);
       threads[i].uc_stack.ss_sp = stacks[i].data();
       threads[i].uc_stack.ss_size = stacks[i].size();
-      threads[i].uc_link = &scheduler;
+      threads[i].uc_link = nullptr;
       makecontext(&threads[i], (void (*)())enter, 1, i);
       alive[i] = true;
+      begun[i] = false;
     }
     for (int left = count; left > 0;) {
       left = 0;
       for (int i = 0; i < count; ++i) {
         if (!alive[i]) continue;
-        current = i;
-        swapcontext(&scheduler, &threads[i]);
+        resume(i);
         left += alive[i];
       }
     }

@@ -25,7 +25,8 @@ from dflash_suite.drafters.cuda import kernels as draft
 HEADER = Path(__file__).resolve().parent / "cuda_on_cpu.h"
 COMPILER = shutil.which("g++") if sys.platform == "linux" else None
 """Elsewhere g++ is another compiler, and coroutines have other names."""
-FLAGS = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-fPIC"]
+FLAGS = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-fPIC", "-U_FORTIFY_SOURCE"]
+"""Fortified, glibc takes a jump to another stack for a broken one."""
 NUMPY: dict[mx.Dtype, Any] = {
     mx.bfloat16: np.uint16,
     mx.float32: np.float32,

@@ -187,18 +187,38 @@ def test_a_stored_plan_is_used_where_it_is_asked_for(
     store(on_disk, replace(PADDED, exact_width=4, exact_pads=False))
     _, promise = keep_exact(on_disk, None, 7)
     assert promise.describe(7).startswith("identical here (blocks of up to 7 rows"), "too narrow"
-    monkeypatch.setattr("dflash_suite.core.promise.on_cpu", lambda: False)
-    assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), "plain steps are queued there"
     assert keep_exact(on_disk, False, 7) == (on_disk, Promise())
 
 
-def test_a_plan_off_the_cpu_queues_no_plain_step(
+def test_off_the_cpu_a_stored_plan_is_the_default_where_it_costs_nothing(
+    on_disk: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = replace(PADDED, exact_pads=False)
+    store(on_disk, free)
+    monkeypatch.setattr("dflash_suite.core.promise.on_cpu", lambda: False)
+    assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), "MLX's own arithmetic there"
+    monkeypatch.setattr(on_disk.backbone, "is_fused", True)
+    assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), "another key"
+    store(on_disk, PADDED)
+    assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), "padding costs something"
+    store(on_disk, free)
+    kept, promise = keep_exact(on_disk, None, 7)
+    assert kept is on_disk and not promise.asked
+    assert promise.describe(7) == "exact: verified on this device on 2026-11-20 (stored probe)"
+    assert promise.describe(9) == "not verified on this device"
+    assert keep_exact(on_disk, None, 7, stored=False) == (on_disk, Promise())
+
+
+def test_a_plan_off_the_cpu_queues_plain_steps_of_the_suites_kernels_alone(
     on_disk: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact = ExactTarget(on_disk, ExactPlan(16, pads=False))
     assert exact.can_queue
     monkeypatch.setattr("dflash_suite.core.exact.on_cpu", lambda: False)
     assert not exact.can_queue and on_disk.can_queue
+    monkeypatch.setattr(on_disk.backbone, "is_fused", True)
+    assert exact.can_queue
+    assert not ExactTarget(on_disk, ExactPlan(16, pads=True)).can_queue
 
 
 # --- the bundled pair ----------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from .joined import (
     add_gdn_layer,
     add_mlp,
     is_dense,
-    joins_mlp,
     run_attention,
 )
 from .ops import OpKernels
@@ -224,8 +223,7 @@ class FusedDecoder:
         """The end of every layer, and its launch."""
         layer, kernels = self._layers[index], self.kernels
         norm, mlp = layer.post_attention_layernorm, layer.mlp
-        whole = kernels.joins(layer, chain.rows, chain.dtype)
-        if whole and joins_mlp(layer, chain.rows, chain.dtype):
+        if kernels.joins(layer, chain.rows, chain.dtype):
             add_mlp(chain, layer)
             return chain.launch()
         hidden = chain.launch()

@@ -1,5 +1,5 @@
-"""Whole layers as steps of few launches. The cache of an attention layer, and a mixture of experts,
-come between two launches.
+"""Whole layers as steps of few launches: a GDN layer in one, an attention layer in three, between
+which its cache comes. A layer with a mixture of experts is not joined.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ HEADS = ("q_proj", "k_proj", "v_proj")
 
 
 def joins_layer(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
-    """True where every step of a layer up to its MLP is a kernel's."""
+    """True where every step of a layer is a kernel's."""
     if dtype != mx.bfloat16 or not fits_norm(layer.input_layernorm, dtype):
+        return False
+    if not _fits_mlp(layer, rows, dtype):
         return False
     if not layer.is_linear:
         attention = layer.self_attn
@@ -48,8 +50,7 @@ def joins_layer(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
     return fits and fits_linear(gdn.out_proj, rows)
 
 
-def joins_mlp(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
-    """True for a dense MLP whose projections are a kernel's."""
+def _fits_mlp(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
     mlp = layer.mlp
     if not is_dense(mlp):
         return False

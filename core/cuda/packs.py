@@ -5,7 +5,7 @@ The layer's own arrays become views of the buffer: nothing is held twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -17,13 +17,12 @@ ALIGNMENT_BYTES = 256
 WORD = mx.uint32
 
 
-def pack_layers(layers: Iterable[Any], wants: Callable[[Any, str], bool]) -> dict[int, Packed]:
-    """Pack each layer's arrays whose path `wants(layer, path)`; by the id of the view that the
-    layer has from then on. One layer at a time, so that no more than one is there twice."""
+def pack_layers(layers: Iterable[Any]) -> dict[int, Packed]:
+    """Pack each layer's arrays; by the id of the view that the layer has from then on. One layer
+    at a time, so that no more than one is there twice."""
     packs: dict[int, Packed] = {}
     for layer in layers:
-        held: Any = dict(tree_flatten(layer.parameters()))
-        packs |= _pack(layer, {path: a for path, a in held.items() if wants(layer, path)})
+        packs |= _pack(layer, dict(tree_flatten(layer.parameters())))
     return packs
 
 

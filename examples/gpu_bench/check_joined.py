@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from models import SHAPES, bind, make_drafter, make_model
@@ -21,15 +21,7 @@ from dflash_suite.core.cuda.kernels import CudaKernels, cuda_in_use
 from dflash_suite.core.drafter import TargetRows
 from dflash_suite.core.target import Target
 
-LAYERS, TURNS, WIDTHS = 8, 40, (1, 2, 8, 16)
-
-
-class Apart(CudaKernels):
-    """Every step a launch of its own."""
-
-    def joins(self, layer: Any, rows: int, dtype: mx.Dtype) -> bool:
-        """Never."""
-        return False
+LAYERS, TURNS, WIDTHS, ALL = 8, 40, (1, 2, 8, 16), 1 << 60
 
 
 def main() -> int:
@@ -40,9 +32,11 @@ def main() -> int:
         return 1
     SHAPES[given.shape]["num_hidden_layers"] = LAYERS
     model = make_model(given.shape, given.precision)
-    joined = bind(model, given.shape)
-    compiled: Any = mx.compile
-    apart = Target(FusedBackbone(model, Apart(), compiled), joined.config)
+    config, compiled = bind(model, given.shape).config, cast(Any, mx.compile)
+    apart, joined = (
+        Target(FusedBackbone(model, CudaKernels(join_below), compiled), config)
+        for join_below in (0, ALL)
+    )
     wrong = 0
     for context in given.contexts:
         for rows in WIDTHS:
