@@ -12,9 +12,10 @@ import pytest
 from tiny import make_target, prompt
 
 from dflash_suite.core.cuda.backbone import FusedBackbone, fits_layer
-from dflash_suite.core.cuda.fused import FusedTape, Segment, split_segments
+from dflash_suite.core.cuda.fused import FusedTape
 from dflash_suite.core.cuda.kernels import CudaKernels
 from dflash_suite.core.cuda.ops import OpKernels
+from dflash_suite.core.cuda.segments import Segment, split_segments
 from dflash_suite.core.errors import ExactUnavailable
 from dflash_suite.core.exact import exact_base, find_plan
 from dflash_suite.core.target import Target

@@ -87,7 +87,8 @@ __device__ __forceinline__ unsigned high_halves(unsigned a, unsigned b) {
 
 // Where all blocks of a launch wait for each other; all of them must be resident. Two words, zero
 // before the first launch and between any two: how many have come, and how often all have.
-constexpr int kApart = 32;  // a line of the cache
+constexpr int kApart = 32;                // a line of the cache
+constexpr long long kPatience = 1ll << 35;  // cycles; some 17 seconds
 
 struct Grid {
   unsigned* words;
@@ -103,8 +104,9 @@ struct Grid {
         __threadfence();
         atomicAdd(words + kApart, 1);
       } else {
-        while (*turns == turn) {
-        }
+        const long long began = clock64();
+        while (*turns == turn)
+          if (clock64() - began > kPatience) __trap();  // the others have no room: an error, no hang
       }
       __threadfence();
     }
