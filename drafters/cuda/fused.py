@@ -25,9 +25,6 @@ from . import kernels as ops
 from .conv import after_branch, before_branch
 from .joined import add_layer, joins_layer
 
-JOIN_BELOW_BYTES = 64 << 20
-"""Weights of a layer whose steps share a launch. Seen on an H200 with 108 MB: a draft 2.0 ms in
-separate launches, 2.2 joined."""
 LAYERS_A_START = 2
 """Layers after which the device begins on what it has of a draft."""
 
@@ -42,7 +39,6 @@ class FusedDraft:
         embed: Callable[[mx.array], mx.array],
         head: Callable[[mx.array], mx.array],
         rope: Any,
-        join_below_bytes: int = JOIN_BELOW_BYTES,
     ) -> None:
         compiled: Any = mx.compile
         self._model = model
@@ -50,7 +46,7 @@ class FusedDraft:
         self._embed = embed
         self._head = head
         self._rope = rope
-        self._kernels = CudaKernels(join_below_bytes)
+        self._kernels = CudaKernels()
         self._kernels.pack(model.layers)
         count = len(model.layers)
         self._begin = compiled(self._embedded)
