@@ -10,11 +10,18 @@ import sys
 
 def main() -> None:
     """Import the application, and run it."""
+    from .interrupt import is_interrupt
+
     try:
         from .app import app
 
         app(prog_name="dflash")
-    except KeyboardInterrupt:  # before a command runs; what it does then is cli/app.py's
+    except (
+        KeyboardInterrupt,
+        ImportError,
+    ) as exc:
+        if not is_interrupt(exc):  # before a command runs; then it is cli/app.py's
+            raise
         sys.exit(130)
 
 

@@ -18,6 +18,7 @@ from ..core.errors import DflashError, OptionError
 from .bench import bench
 from .doctor import doctor
 from .generate import CANCELLED_EXIT_CODE, generate
+from .interrupt import is_interrupt
 from .quantize import QuantizeCommand, quantize
 from .render import print_error, print_note
 from .settings import option_defaults
@@ -31,7 +32,9 @@ class Group(TyperGroup):
         open_missing_streams()
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as exc:  # where a command has nothing to keep
+        except (KeyboardInterrupt, ImportError) as exc:  # where a command has nothing to keep
+            if not is_interrupt(exc):
+                raise
             print_note("interrupted")
             raise typer.Exit(CANCELLED_EXIT_CODE) from exc
         except DflashError as exc:

@@ -19,6 +19,7 @@ from ..core.loading import LoadedTarget, load_target
 from ..core.options import (
     DEFAULT_KERNELS,
     NO_BLOCK,
+    Block,
     GenerateOptions,
     check_drafter_bits,
     limit_block,
@@ -133,13 +134,8 @@ class ArmLoader:
             gate=spec.gate,
         )
         block = limit_block(drafter.block(options), widest) if drafter else NO_BLOCK
-        asked = spec.draft_tokens if drafter is not None and drafter.name == "mtp" else None
-        if asked is not None and asked > block.draft_tokens:
-            raise OptionError(
-                f"draft-tokens {asked} is above the exact width of this target on this device, "
-                f"{widest} rows, and would measure the arm of {block.draft_tokens} again: give "
-                f"1..{block.draft_tokens}, or run with --no-exact"
-            )
+        for head in (one for one in (drafter, reserve) if one is not None and one.name == "mtp"):
+            require_width(spec.draft_tokens, limit_block(head.block(options), widest), widest)
         settings: dict[str, Any] = {"requested": spec.speculation, "route": route.route}
         if drafter is None:
             settings |= {} if spec.speculation == "none" else {"reason": route.reason}
@@ -214,3 +210,14 @@ def _name(route: str, draft_tokens: int, spec: ArmSpec) -> str:
     if spec.drafter_bits is not None and route not in ("none", "mtp"):
         name += f" {spec.drafter_bits} bits"
     return f"{name} gated" if spec.gate else name
+
+
+def require_width(draft_tokens: int | None, block: Block, widest: int | None) -> None:
+    """Raise OptionError for a number of drafts that was asked for and cut: the arm would be that of
+    fewer."""
+    if draft_tokens is not None and draft_tokens > block.draft_tokens:
+        raise OptionError(
+            f"draft-tokens {draft_tokens} is above the exact width of this target on this device, "
+            f"{widest} rows, and would measure the arm of {block.draft_tokens} again: give at most "
+            f"{block.draft_tokens}, or run with --no-exact"
+        )

@@ -107,7 +107,7 @@ def load_pair(
     block is the best one that `dflash doctor --probe` stored for this device. exact:
     True: run the target by a plan that makes its rows exact, measured here, or raise
     ExactUnavailable; None: measure on the CPU alone, where it costs little, for the blocks of
-    `checked`, and change nothing; False: neither.
+    `checked`, elsewhere take a stored plan that costs nothing; change nothing; False: neither.
     """
     say = progress or (lambda message: None)
     requested = parse_speculation(speculation)

@@ -36,7 +36,9 @@ class Route:
         if options.block_size is not None and not self.route.startswith("dflash"):
             notes.append(f"--block-size concerns DFlash alone and is ignored on route {self.route}")
         if "mtp" not in (self.route, self.reserve):
-            given = {"--mtp": mtp, "--draft-tokens": options.draft_tokens}
+            # Under auto a head was looked for, and what came of it is in the reason.
+            looked = self.requested == "auto"
+            given = {"--mtp": None if looked else mtp, "--draft-tokens": options.draft_tokens}
             for name in (name for name, value in given.items() if value is not None):
                 notes.append(f"{name} concerns an MTP head alone and is ignored: none is loaded")
         if options.gate and not options.gated and self.route != "none":

@@ -212,8 +212,10 @@ def test_draft_tokens_above_the_exact_width_are_no_arm(bundled_target: LoadedTar
 
     assert [depth("mtp:draft-tokens=3", 4), depth("mtp", 4), depth("mtp", 2)] == [3, 3, 1]
     for tokens in (4, 6):
-        with pytest.raises(OptionError, match=rf"draft-tokens {tokens} is above .* give 1\.\.3"):
+        with pytest.raises(OptionError, match=rf"{tokens} is above .* give at most 3,"):
             depth(f"mtp:draft-tokens={tokens}", 4)
+    with pytest.raises(OptionError, match="draft-tokens 6 is above"):  # of a head in reserve too
+        depth("auto:draft-tokens=6,gate=on", 4)
 
 
 def test_csv_has_a_row_an_answer(report: BenchReport, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from tiny import make_target, prompt
 
-from dflash_suite.core.cuda.backbone import FusedBackbone, fits_layer
+from dflash_suite.core.cuda.backbone import FusedBackbone, fits_layer, fused_backbone
 from dflash_suite.core.cuda.fused import FusedTape
 from dflash_suite.core.cuda.kernels import CudaKernels
 from dflash_suite.core.cuda.ops import OpKernels
@@ -140,3 +140,14 @@ def test_a_fused_target_that_is_not_independent_has_no_plan_of_its_own() -> None
     with pytest.raises(ExactUnavailable):
         find_plan(fused)
     assert find_plan(exact_base(fused), contexts=(12,), tokens=6).width >= 8
+
+
+def test_rows_of_another_dtype_than_the_norms_are_not_fused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dflash_suite.core.cuda.backbone.cuda_in_use", lambda: True)
+    target = make_target("hybrid", "bfloat16")
+    assert fused_backbone(target.backbone) is not None
+    embedding = target.backbone.body.embed_tokens
+    embedding.weight = embedding.weight.astype(mx.float32)
+    assert fused_backbone(target.backbone) is None

@@ -147,6 +147,11 @@ def test_options_without_effect_are_named() -> None:
     assert Route("mtp", "mtp", "").notes(asked) and Route("none", "none", "").notes(asked)
     assert not Route("auto", "dflash2", "", "mtp").notes(asked)
     assert not Route("mtp", "mtp", "").notes(GenerateOptions())
+    nothing = GenerateOptions()
+    assert Route("dflash", "dflash2", "").notes(nothing, "/nope"), "never looked at"
+    assert not Route("auto", "dflash2", "/nope is no head").notes(nothing, "/nope"), (
+        "it was refused"
+    )
 
 
 def test_the_document_says_the_reserve() -> None:

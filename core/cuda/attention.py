@@ -1,4 +1,4 @@
-"""Attention of a few rows through the kernels of `attention.cu`: two launches, any cache length.
+"""Attention of a few rows through the kernels of `attention.cu`: two steps, any cache length.
 
 A row's result does not depend on the other rows of the block, nor on keys that it cannot see.
 """

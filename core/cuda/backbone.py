@@ -102,9 +102,15 @@ def fits_layer(kernels: OpKernels, layer: Any, rows: int) -> bool:
     return mixes and all(fits_linear(module, rows) for module in modules)
 
 
+def has_one_dtype(backbone: HybridBackbone) -> bool:
+    """Whether embedded rows are of the norms' dtype: the kernels count on it in every layer."""
+    rows = backbone.embed(mx.zeros((1, 1), dtype=mx.int32))
+    return bool(rows.dtype == backbone.layers[0].input_layernorm.weight.dtype)
+
+
 def fused_backbone(backbone: Any) -> FusedBackbone | None:
     """The fused backbone of a loaded hybrid where MLX computes on CUDA, else None."""
-    if type(backbone) is not HybridBackbone or not cuda_in_use():
+    if type(backbone) is not HybridBackbone or not cuda_in_use() or not has_one_dtype(backbone):
         return None
     compiled: Any = mx.compile
     return FusedBackbone(backbone.model, CudaKernels(), compiled)

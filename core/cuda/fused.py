@@ -45,6 +45,18 @@ class FusedTape:
     left: Cut
 
 
+def attend_gated(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    span: mx.array,
+    gate: mx.array,
+    scale: float,
+) -> mx.array:
+    """`attend` as one traced function for every layer of the same shapes."""
+    return attend(queries, keys, values, span, scale, gate=gate)
+
+
 class FusedDecoder:
     """Runs rows through the layers of one hybrid body (layers, norm), and replays a block."""
 
@@ -58,6 +70,7 @@ class FusedDecoder:
             for record in (False, True)
         }
         self._attention = compile(run_attention)
+        self._attention_apart = compile(attend_gated)
         self._fits: dict[tuple[int, mx.Dtype], bool] = {}
 
     def run(
@@ -275,7 +288,7 @@ class FusedDecoder:
             if self.kernels.joins(self._layers[index], rows, queries.dtype):
                 out, token = self._attention(*held, span, gate, token, scale)
                 return [out], token
-            return [attend(*held, span, scale, gate=gate)], token
+            return [self._attention_apart(*held, span, gate, scale)], token
         mask = create_attention_mask(gate, entry)
         queries = attention.rope(queries, offset=entry.offset)
         keys = attention.rope(keys, offset=entry.offset)

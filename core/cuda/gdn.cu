@@ -6,8 +6,8 @@
 // them; taps (C, KS); a, b (T, Hv); a_log (Hv) float32; dt_bias (Hv); state (Hv, Dv, Dk) float32.
 // Out: y (T, Hv, Dv); the state and the window after the last row, or with EVERY the state after
 // each row (T, Hv, Dv, Dk) and all rows of the convolution's input (KS - 1 + T, C), so that a
-// rollback is a view and no work. place[1] (int): how many rows of an earlier block are kept where
-// window and state are all that its EVERY gave, 0 where they are one window and one state.
+// rollback is a number and no work: `window_at` and `state_at` say where in these the next pass
+// begins.
 // Rounds to In where mlx-lm's separate operations round. Row t depends on rows up to t alone, in
 // an order that does not know T: T rows are bitwise T calls of one row.
 

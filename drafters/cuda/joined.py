@@ -1,4 +1,4 @@
-"""A drafter's layers as steps of one launch."""
+"""A drafter's layer in three launches: up to the block's own keys, its attention, its MLP."""
 
 from __future__ import annotations
 
