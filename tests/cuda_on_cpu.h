@@ -5,8 +5,11 @@
 // last bits; what must hold bit for bit is that a row's result does not depend on its neighbours.
 // Replaces primitives.cu, whose instructions no CPU has.
 
+#include <sched.h>
 #include <setjmp.h>
+#include <sys/wait.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -107,32 +110,62 @@ static __attribute__((noinline)) void resume(int index) {
   setcontext(&threads[index]);
 }
 
-inline void launch(int blocks, int count, std::function<void()> function) {
-  static std::vector<std::vector<char>> stacks(kMostThreads, std::vector<char>(65536));
-  thread_count = count, body = function, gridDim = {blocks, 1, 1};
-  for (int block = 0; block < blocks; ++block) {
-    blockIdx = {block, 0, 0};
-    block_arrived = 0;
-    memset(warp_arrived, 0, sizeof warp_arrived);
+static std::vector<std::vector<char>> stacks(kMostThreads, std::vector<char>(65536));
+
+inline void run_block(int block, int count) {
+  blockIdx = {block, 0, 0};
+  block_arrived = 0;
+  memset(warp_arrived, 0, sizeof warp_arrived);
+  for (int i = 0; i < count; ++i) {
+    thread_index[i] = {i, 0, 0};
+    getcontext(&threads[i]);
+    threads[i].uc_stack.ss_sp = stacks[i].data();
+    threads[i].uc_stack.ss_size = stacks[i].size();
+    threads[i].uc_link = nullptr;
+    makecontext(&threads[i], (void (*)())enter, 1, i);
+    alive[i] = true;
+    begun[i] = false;
+  }
+  for (int left = count; left > 0;) {
+    left = 0;
     for (int i = 0; i < count; ++i) {
-      thread_index[i] = {i, 0, 0};
-      getcontext(&threads[i]);
-      threads[i].uc_stack.ss_sp = stacks[i].data();
-      threads[i].uc_stack.ss_size = stacks[i].size();
-      threads[i].uc_link = nullptr;
-      makecontext(&threads[i], (void (*)())enter, 1, i);
-      alive[i] = true;
-      begun[i] = false;
-    }
-    for (int left = count; left > 0;) {
-      left = 0;
-      for (int i = 0; i < count; ++i) {
-        if (!alive[i]) continue;
-        resume(i);
-        left += alive[i];
-      }
+      if (!alive[i]) continue;
+      resume(i);
+      left += alive[i];
     }
   }
+}
+
+// One block after another.
+inline int launch(int blocks, int count, std::function<void()> function, unsigned*) {
+  thread_count = count, body = function, gridDim = {blocks, 1, 1};
+  for (int block = 0; block < blocks; ++block) run_block(block, count);
+  return 0;
+}
+
+static unsigned* gate;  // two words that all blocks of a launch see
+
+// Blocks that wait for each other, each a process with shared memory of its own: a step that does
+// not wait reads what is not written yet. What they write must be in memory that all of them see.
+inline int launch_together(
+    int blocks, int count, std::function<void()> function, unsigned* words) {
+  thread_count = count, body = function, gridDim = {blocks, 1, 1}, gate = words;
+  std::vector<pid_t> children;
+  for (int block = 0; block < blocks; ++block) {
+    const pid_t child = fork();
+    if (child == 0) {
+      run_block(block, count);
+      _exit(0);
+    }
+    children.push_back(child);
+  }
+  int failed = 0;
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    failed |= status;
+  }
+  return failed;
 }
 
 namespace dflash {
@@ -141,10 +174,21 @@ using bf16 = __nv_bfloat16;
 constexpr int kWarps = 8;
 
 struct Nothing {};
-struct Grid {  // of one block
+struct Grid {
   unsigned* words;
   void sync() const {
-    if (gridDim.x != 1) abort();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const unsigned turn = __atomic_load_n(gate + 1, __ATOMIC_SEQ_CST);
+      if (int(__atomic_add_fetch(gate, 1, __ATOMIC_SEQ_CST)) == gridDim.x) {
+        __atomic_store_n(gate, 0, __ATOMIC_SEQ_CST);
+        __atomic_add_fetch(gate + 1, 1, __ATOMIC_SEQ_CST);
+      }
+      for (long tries = 0; __atomic_load_n(gate + 1, __ATOMIC_SEQ_CST) == turn; ++tries) {
+        if (tries > 100000000) _exit(1);  // another one failed
+        sched_yield();
+      }
+    }
     __syncthreads();
   }
 };

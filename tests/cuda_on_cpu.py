@@ -6,6 +6,7 @@ Slow, and no stand-in for a GPU: it holds what the text computes, and that rows 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ COMPILER = shutil.which("g++") if sys.platform == "linux" else None
 """Elsewhere g++ is another compiler, and coroutines have other names."""
 FLAGS = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-fPIC", "-U_FORTIFY_SOURCE"]
 """Fortified, glibc takes a jump to another stack for a broken one."""
+BLOCKS = 2
+"""Of a launch whose blocks wait for each other; fewer than the pieces of a step."""
 NUMPY: dict[mx.Dtype, Any] = {
     mx.bfloat16: np.uint16,
     mx.float32: np.float32,
@@ -41,11 +44,10 @@ class CudaOnCpu:
     def __init__(self, folder: Path, monkeypatch: Any) -> None:
         self._folder = folder
         self._texts: dict[str, str] = {}
-        self._run: dict[str, Callable[..., None]] = {}
+        self._run: dict[str, Callable[..., int]] = {}
         self.calls: list[str] = []
         monkeypatch.setattr(launch, "compiled", self._keep)
-        # Blocks run one after another, and could not wait for each other.
-        monkeypatch.setattr(steps, "resident_blocks", lambda: 1)
+        monkeypatch.setattr(steps, "resident_blocks", lambda: BLOCKS)
         monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", self._call)
 
     def _keep(self, symbol: str, text: str) -> bytes:
@@ -68,25 +70,30 @@ class CudaOnCpu:
         if name not in self._run:
             self._run[name] = self._build(name, self._texts[name])
         given = [_as_numpy(array) for array in inputs]
-        # What a kernel leaves unwritten is enormous.
         made = [
-            np.frombuffer(bytearray(b"\x7f") * _size(shape, dtype), NUMPY[dtype]).reshape(shape)
+            np.frombuffer(_shared(_size(shape, dtype)), NUMPY[dtype]).reshape(shape)
             for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
         ]
+        gate = np.frombuffer(_shared(8, b"\0"), np.uint32)
         numbers = [
             ctypes.c_int(value) if isinstance(value, int) else ctypes.c_float(value)
             for value in scalars
         ]
         addresses = [array.ctypes.data for array in (*given, *made)]
         addresses += [ctypes.addressof(number) for number in numbers]
-        self._run[name](grid[0] // threadgroup[0], (ctypes.c_void_p * len(addresses))(*addresses))
+        failed = self._run[name](
+            grid[0] // threadgroup[0],
+            (ctypes.c_void_p * len(addresses))(*addresses),
+            ctypes.c_void_p(gate.ctypes.data),
+        )
+        assert failed == 0, f"{name} did not end"
         arrays = [mx.array(array) for array in made]
         return [
             array.view(mx.bfloat16) if dtype == mx.bfloat16 else array
             for array, dtype in zip(arrays, output_dtypes, strict=True)
         ]
 
-    def _build(self, symbol: str, text: str) -> Callable[..., None]:
+    def _build(self, symbol: str, text: str) -> Callable[..., int]:
         primitives = source_file("primitives").read_text(encoding="utf-8")
         assert primitives in text and COMPILER is not None
         include = f'#include "{self._header(COMPILER)}"\n'
@@ -100,15 +107,17 @@ class CudaOnCpu:
             held = f"a[{index}]"
             arguments.append(f"({kind}){held}" if "*" in kind else f"*({kind}*){held}")
         text = f"{text[: match.start()]}static void kernel({match[1]}) {{{text[match.end() :]}"
+        form = "launch_together" if "Grid{" in match.string[match.end() :] else "launch"
         text += (
-            'extern "C" void run(int blocks, void** a) {\n'
-            f"  launch(blocks, {launch.THREADS}, [&] {{ kernel({', '.join(arguments)}); }});\n}}\n"
+            'extern "C" int run(int blocks, void** a, unsigned* gate) {\n'
+            f"  return {form}(blocks, {launch.THREADS}, "
+            f"[&] {{ kernel({', '.join(arguments)}); }}, gate);\n}}\n"
         )
         source = self._folder / f"{symbol[:100]}-{len(self._run)}.cpp"
         source.write_text(text, encoding="utf-8")
         library = source.with_suffix(".so")
         subprocess.run([COMPILER, *FLAGS, "-shared", "-o", str(library), str(source)], check=True)
-        run: Callable[..., None] = ctypes.CDLL(str(library)).run
+        run: Callable[..., int] = ctypes.CDLL(str(library)).run
         return run
 
     def _header(self, compiler: str) -> Path:
@@ -131,6 +140,13 @@ def emulate(folders: Any) -> Iterator[CudaOnCpu]:
 def forget_kernels() -> None:
     assemble.assemble.cache_clear()
     draft._kernel.cache_clear()
+
+
+def _shared(size: int, byte: bytes = b"\x7f") -> mmap.mmap:
+    """Memory that processes share; what a kernel leaves unwritten of it is enormous."""
+    memory = mmap.mmap(-1, size)
+    memory.write(byte * size)
+    return memory
 
 
 def _size(shape: Sequence[int], dtype: mx.Dtype) -> int:

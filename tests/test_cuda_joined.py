@@ -1,5 +1,5 @@
 """A layer in one launch is bitwise its steps one by one: the text of the CUDA kernels, run on a
-CPU by one block."""
+CPU by blocks that run at the same time, so that a step which does not wait is found out."""
 
 from __future__ import annotations
 
