@@ -145,17 +145,7 @@ def attend(
     (1, T, H * D). Every buffer size compiles nothing new and launches as many blocks as it has
     tiles, so that a traced caller need not know how many rows count.
     """
-    shape = Attention(
-        heads=queries.shape[1],
-        kv_heads=keys.shape[1],
-        dim=queries.shape[3],
-        rows=queries.shape[2],
-        capacity=keys.shape[2],
-        scale=scale,
-        causal=causal,
-        window=window,
-        gate_stride=None if gate is None else gate.shape[-1],
-    )
+    shape = Attention.of(queries, keys, gate, scale=scale, causal=causal, window=window)
     inputs: dict[str, Given] = {"q": queries, "k": keys, "v": values, "span": span}
     if block is not None:
         inputs |= {"k_block": block[0], "v_block": block[1]}
@@ -178,6 +168,13 @@ class Attention:
     causal: bool = True
     window: int | None = None
     gate_stride: int | None = None
+
+    @classmethod
+    def of(cls, queries: mx.array, keys: mx.array, gate: mx.array | None, **rest: Any) -> Attention:
+        """Of queries (1, H, T, D), a whole buffer of keys (1, Hk, capacity, D), and a gate."""
+        _, heads, rows, dim = queries.shape
+        stride = None if gate is None else gate.shape[-1]
+        return cls(heads, keys.shape[1], dim, rows, keys.shape[2], gate_stride=stride, **rest)
 
 
 def attend_step(name: str, shape: Attention, inputs: Mapping[str, Given]) -> Step:

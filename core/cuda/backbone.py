@@ -12,6 +12,7 @@ from ..backbones import HybridBackbone
 from ..gdn import GdnTape
 from ..gdn_cache import Held
 from .fused import Compile, FusedDecoder
+from .joined import HEADS, SPLIT, is_dense
 from .kernels import CudaKernels, cuda_in_use
 from .ops import OpKernels
 from .projections import MAX_ROWS, fits_linear
@@ -84,20 +85,18 @@ class FusedBackbone(HybridBackbone):
 def fits_layer(kernels: OpKernels, layer: Any, rows: int) -> bool:
     """Whether the kernels take everything of a layer that adds up numbers, but its norms."""
     mlp = layer.mlp
-    names = ("gate_proj", "up_proj", "down_proj")
-    if not all(hasattr(mlp, name) for name in names):  # a mixture of experts
+    if not is_dense(mlp):
         return False
-    modules = [getattr(mlp, name) for name in names]
+    modules = [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     if layer.is_linear:
         gdn = layer.linear_attn
-        split = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
-        joined = ("in_proj_qkvz", "in_proj_ba")
-        inputs = joined if hasattr(gdn, joined[0]) else split
+        sorted_later = ("in_proj_qkvz", "in_proj_ba")
+        inputs = sorted_later if hasattr(gdn, sorted_later[0]) else SPLIT
         modules += [getattr(gdn, name) for name in (*inputs, "out_proj")]
         mixes = fits_gdn(gdn, mx.bfloat16)
     else:
         attention = layer.self_attn
-        modules += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        modules += [getattr(attention, name) for name in (*HEADS, "o_proj")]
         mixes = kernels.fits_attention(attention, attention.rope, rows, mx.bfloat16)
     return mixes and all(fits_linear(module, rows) for module in modules)
 

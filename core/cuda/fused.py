@@ -17,13 +17,16 @@ from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attenti
 
 from ..device import start_on_gpu
 from ..gdn_cache import Cut, Held, cut_of, put
-from .attention import attend, prepare
+from .attention import prepare
 from .joined import (
+    HEADS,
+    SPLIT,
     Chain,
     add_attention_end,
     add_attention_inputs,
     add_gdn_layer,
     add_mlp,
+    attend_gated,
     is_dense,
     run_attention,
 )
@@ -43,18 +46,6 @@ class FusedTape:
 
     rows: int
     left: Cut
-
-
-def attend_gated(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    span: mx.array,
-    gate: mx.array,
-    scale: float,
-) -> mx.array:
-    """`attend` as one traced function for every layer of the same shapes."""
-    return attend(queries, keys, values, span, scale, gate=gate)
 
 
 class FusedDecoder:
@@ -244,7 +235,7 @@ class FusedDecoder:
             )
             flat = [part.reshape(1, rows, -1) for part in (q, k, v)]
             return mx.concatenate(flat, axis=-1), z, a, b
-        modules = (gdn.in_proj_qkv, gdn.in_proj_z, gdn.in_proj_a, gdn.in_proj_b)
+        modules = [getattr(gdn, part) for part in SPLIT]
         qkv, z, a, b = self.kernels.several(modules, x, (0, gdn.num_v_heads, 0, 0), norm)
         return qkv, z, a, b
 
@@ -253,7 +244,7 @@ class FusedDecoder:
         with the queries where attention is fused, else without and (1, T, heads * D)."""
         attention = layer.self_attn
         rows = hidden.shape[1]
-        modules = (attention.q_proj, attention.k_proj, attention.v_proj)
+        modules = [getattr(attention, part) for part in HEADS]
         kv_heads = attention.num_key_value_heads
         packed, keys, values = self.kernels.several(
             modules,

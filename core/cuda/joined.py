@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import Attention, attend_step, combine_step, fits_heads, prepare_step
+from .attention import Attention, attend, attend_step, combine_step, fits_heads, prepare_step
 from .projections import (
     Feed,
     feed_gate_normed,
@@ -18,6 +18,7 @@ from .projections import (
     fits_gate_norm,
     fits_linear,
     fits_norm,
+    fits_pair,
     gated_step,
     linear_step,
     several_step,
@@ -52,12 +53,9 @@ def joins_layer(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
 
 def _fits_mlp(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
     mlp = layer.mlp
-    if not is_dense(mlp):
+    if not is_dense(mlp) or not fits_norm(layer.post_attention_layernorm, dtype):
         return False
-    same = mlp.gate_proj.weight.shape == mlp.up_proj.weight.shape
-    norm = fits_norm(layer.post_attention_layernorm, dtype)
-    pair = same and fit_together((mlp.gate_proj, mlp.up_proj), rows)
-    return norm and pair and fits_linear(mlp.down_proj, rows)
+    return fits_pair(mlp.gate_proj, mlp.up_proj, rows) and fits_linear(mlp.down_proj, rows)
 
 
 def is_dense(mlp: Any) -> bool:
@@ -182,18 +180,22 @@ def run_attention(
     scale: float,
 ) -> tuple[mx.array, mx.array]:
     """(what `attention.attend` gives, token) in one launch, for every layer of the same shapes."""
-    shape = Attention(
-        heads=queries.shape[1],
-        kv_heads=keys.shape[1],
-        dim=queries.shape[3],
-        rows=queries.shape[2],
-        capacity=keys.shape[2],
-        scale=scale,
-        gate_stride=gate.shape[-1],
-    )
+    shape = Attention.of(queries, keys, gate, scale=scale)
     held: dict[str, Given] = {"q": queries, "k": keys, "v": values, "span": span}
     look = attend_step("look", shape, held)
     parts: dict[str, Given] = {name: f"look.{name}" for name in look.outputs}
     steps = [look, combine_step("mix", shape, look, parts, gate)]
     made, token = run_steps(steps, token, ["mix.out"], {})
     return made["mix.out"], token
+
+
+def attend_gated(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    span: mx.array,
+    gate: mx.array,
+    scale: float,
+) -> mx.array:
+    """The same in the launches of `attend`, for layers that are not joined."""
+    return attend(queries, keys, values, span, scale, gate=gate)

@@ -24,6 +24,7 @@ from .projections import (
     fit_together,
     fits_gate_norm,
     fits_linear,
+    fits_pair,
     gated_step,
     linear_step,
     several_step,
@@ -127,9 +128,3 @@ class CudaKernels(OpKernels):
             return super().linear_gate_normed(module, y, norm, z, residual)
         rows = feed_gate_normed(y, norm, z, count, heads, dim)
         return run_step(linear_step("linear", module, rows, residual))[0]
-
-
-def fits_pair(gate: Any, up: Any, rows: int) -> bool:
-    """True for two layers of one kind and size."""
-    same = type(gate) is type(up) and gate.weight.shape == up.weight.shape
-    return same and fit_together((gate, up), rows)

@@ -55,6 +55,12 @@ def fit_together(modules: Sequence[Any], rows: int) -> bool:
     return all(fits_linear(module, rows) for module in modules) and len(kinds) == 1
 
 
+def fits_pair(gate: Any, up: Any, rows: int) -> bool:
+    """True for two layers of one kind and size."""
+    same = type(gate) is type(up) and gate.weight.shape == up.weight.shape
+    return same and fit_together((gate, up), rows)
+
+
 @dataclass(frozen=True)
 class Feed:
     """The rows of a projection: `count` of `width` numbers, and how a kernel reads them.

@@ -14,6 +14,7 @@ from ...core.cuda.projections import (
     fit_together,
     fits_linear,
     fits_norm,
+    fits_pair,
     gated_step,
     linear_step,
     several_step,
@@ -31,7 +32,7 @@ def joins_layer(layer: Any, rows: int) -> bool:
     return (
         all(fits_norm(norm, mx.float32) for norm in norms)
         and fit_together(heads, rows)
-        and fit_together((mlp.gate_proj, mlp.up_proj), rows)
+        and fits_pair(mlp.gate_proj, mlp.up_proj, rows)
         and all(fits_linear(module, rows) for module in (attention.o_proj, mlp.down_proj))
         and all(fits_conv(conv, rows) for conv in convs)
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...core.cuda.assemble import PRIMITIVES
 from ...core.cuda.launch import THREADS, Kernel
-from ...core.cuda.steps import source_file
 from ..layers import CandidateSelector, GroupedDynamicConv
 
 TEXT = Path(__file__).resolve().parent / "draft.cu"
@@ -38,7 +38,7 @@ WALK = """
 
 @cache
 def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str) -> Kernel:
-    files = (source_file("primitives"), TEXT)
+    files = (PRIMITIVES, TEXT)
     header = "\n".join(file.read_text(encoding="utf-8") for file in files)
     return Kernel(name, inputs, outputs, body, header)
 

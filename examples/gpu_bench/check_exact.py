@@ -10,10 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 from models import SHAPES, bind, make_model
-from setting import parse
+from setting import no_gpu, parse
 
 from dflash_suite.core.cuda.backbone import FusedBackbone
-from dflash_suite.core.cuda.kernels import CudaKernels, cuda_in_use
+from dflash_suite.core.cuda.kernels import CudaKernels
 from dflash_suite.core.cuda.ops import OpKernels
 from dflash_suite.core.errors import ExactUnavailable
 from dflash_suite.core.exact import find_plan
@@ -41,8 +41,7 @@ class Planted(CudaKernels):
 def main() -> int:
     """Print the plan, and what the planted kernel is found out by; exit 1 where either is wrong."""
     given = parse(__doc__ or "")
-    if not cuda_in_use():
-        print("no CUDA GPU here: nothing was checked")
+    if no_gpu():
         return 1
     SHAPES[given.shape]["num_hidden_layers"] = LAYERS
     model = make_model(given.shape, given.precision)

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import mlx.core as mx
 from models import SHAPES, bind, make_drafter, make_model
-from setting import bookmark, filled_cache, parse, prompt_ids
+from setting import bookmark, filled_cache, no_gpu, parse, prompt_ids
 
 from dflash_suite.core.caches import cache_arrays
 from dflash_suite.core.cuda.backbone import FusedBackbone
-from dflash_suite.core.cuda.kernels import CudaKernels, cuda_in_use
+from dflash_suite.core.cuda.kernels import CudaKernels
 from dflash_suite.core.drafter import TargetRows
 from dflash_suite.core.target import Target
 
@@ -27,8 +27,7 @@ LAYERS, TURNS, WIDTHS, ALL = 8, 40, (1, 2, 8, 16), 1 << 60
 def main() -> int:
     """Print a line a width; exit 1 where one turn differs. A missing wait would show as a race."""
     given = parse(__doc__ or "")
-    if not cuda_in_use():
-        print("no CUDA GPU here: nothing was checked")
+    if no_gpu():
         return 1
     SHAPES[given.shape]["num_hidden_layers"] = LAYERS
     model = make_model(given.shape, given.precision)

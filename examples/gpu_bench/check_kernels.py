@@ -12,9 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
+from setting import no_gpu
 
 from dflash_suite.core.cuda.attention import attend, fits_heads, prepare, prepare_keys
-from dflash_suite.core.cuda.kernels import CudaKernels, cuda_in_use
+from dflash_suite.core.cuda.kernels import CudaKernels
 from dflash_suite.core.cuda.ops import OpKernels
 
 WIDTHS = (1, 2, 3, 5, 8, 9, 13, 16)
@@ -26,8 +27,7 @@ HEADS = ((16, 4, 256, 64), (32, 8, 128, 128), (4, 2, 64, 16))
 
 def main() -> int:
     """Print one line a case; exit 1 where one is wrong."""
-    if not cuda_in_use():
-        print("no CUDA GPU here: nothing was checked")
+    if no_gpu():
         return 1
     mx.random.seed(0)
     failures = sum(check_attention(*case) for case in HEADS)

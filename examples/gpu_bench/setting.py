@@ -15,6 +15,7 @@ from results import FILE
 from dflash_suite.core.bookmark import take_bookmark
 from dflash_suite.core.caches import cache_arrays
 from dflash_suite.core.choose import greedy
+from dflash_suite.core.cuda.kernels import cuda_in_use
 from dflash_suite.core.target import Target, TargetPass
 
 Undo = Callable[[], None]
@@ -30,6 +31,14 @@ class Arguments:
     repeats: int
     file: Path
     force: bool
+
+
+def no_gpu() -> bool:
+    """True, and said, where the kernels cannot run: then nothing is right or wrong."""
+    if cuda_in_use():
+        return False
+    print("no CUDA GPU here: nothing was checked")
+    return True
 
 
 def parse(description: str) -> Arguments:
