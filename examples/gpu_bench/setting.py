@@ -41,7 +41,7 @@ def no_gpu() -> bool:
     return True
 
 
-def parse(description: str) -> Arguments:
+def parse(description: str, contexts: tuple[int, ...] = (64, 4096)) -> Arguments:
     """--shape, --precision, --context (may be repeated), --repeats, --results, --force."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--shape", default="9b", choices=["9b", "35b-a3b", "tiny"])
@@ -54,7 +54,7 @@ def parse(description: str) -> Arguments:
     return Arguments(
         given.shape,
         given.precision,
-        tuple(given.context or (64, 4096)),
+        tuple(given.context or contexts),
         given.repeats,
         given.results,
         given.force,
