@@ -79,6 +79,16 @@ class Backbone(ABC):
         embedded: mx.array = self.body.embed_tokens(token_ids)
         return embedded
 
+    def block_ids(self, anchor: mx.array, drafts: mx.array, vocab: int) -> mx.array:
+        """(1 + k,): what a verify pass is fed, the anchor (1,) and drafts (k,), each in the
+        vocabulary."""
+        legal = mx.clip(drafts, 0, vocab - 1)
+        return mx.concatenate([anchor, legal.astype(anchor.dtype)])
+
+    def join_taps(self, taps: Sequence[mx.array]) -> mx.array:
+        """Outputs of several layers (1, T, hidden) side by side."""
+        return mx.concatenate(list(taps), axis=-1)
+
     @property
     def is_tied(self) -> bool:
         """True where the head is the embedding."""

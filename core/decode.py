@@ -187,9 +187,7 @@ class Generation:
             return Verified(step.row_ids, step.result, [], read_ids(step.choices))
         row_ids = self._anchor()
         if proposal is not None:
-            # A draft outside the vocabulary is fed as a legal id and can never be accepted.
-            legal = mx.clip(proposal.ids, 0, self.target.config.vocab_size - 1)
-            row_ids = mx.concatenate([row_ids, legal.astype(row_ids.dtype)])
+            row_ids = self.target.block_ids(row_ids, proposal.ids)
         result = self.target.verify_rows(row_ids[None], self.cache, self.contexts.tap_ids)
         self.stats.target_passes += 1
         verified = self._judge(result, row_ids, proposal, self.position)

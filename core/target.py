@@ -143,6 +143,11 @@ class Target:
             return self.forward_with_taps_tape(token_ids, cache, tap_ids)
         return self.forward_with_taps(token_ids, cache, tap_ids)
 
+    def block_ids(self, anchor: mx.array, drafts: mx.array) -> mx.array:
+        """(1 + k,) ids of a verify pass: the anchor (1,) and drafts (k,). A draft outside the
+        vocabulary is fed as a legal id and can never be accepted."""
+        return self.backbone.block_ids(anchor, drafts, self.config.vocab_size)
+
     def rollback(self, cache: Sequence[Any], tape: Tape | None, keep: int, drop: int) -> None:
         """Keep the last block's first `keep` rows and forget its other `drop` rows.
 
@@ -172,7 +177,7 @@ class Target:
         offset_init = max((offset_of(layer) or 0) for layer in cache)
         hidden, taps, tapes = self.backbone.run(token_ids, cache, tap_ids, record)
         tape = Tape(token_ids.shape[1], offset_init, tuple(tapes)) if record else None
-        joined = mx.concatenate(taps, axis=-1) if taps else None
+        joined = self.backbone.join_taps(taps) if taps else None
         return TargetPass(hidden, joined, tape)
 
     def _require_hybrid(self, name: str) -> None:

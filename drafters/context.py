@@ -1,10 +1,12 @@
-"""Context keys and values of one drafter layer, projected once per committed row.
+"""Context keys and values of a drafter's layers, projected once per committed row.
 
 A preallocated buffer with a scratch tail: the block's own rows are written behind the context,
 attended to, and overwritten by the next rows. A sliding layer keeps its last window - 1 rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -13,7 +15,8 @@ GROWTH_ROWS = 256
 
 
 class ContextBuffer:
-    """Keys and values (1, kv heads, rows, head_dim); `rows` of them are context."""
+    """Keys and values (1, kv heads, rows, head_dim); `rows` of them are context. Layers that see
+    equally far can share one, their heads side by side."""
 
     def __init__(self, heads: int, head_dim: int, window: int | None, dtype: mx.Dtype) -> None:
         self._heads = heads
@@ -100,3 +103,38 @@ class ContextBuffer:
 
     def _zeros(self, rows: int) -> mx.array:
         return mx.zeros((1, self._heads, rows, self._head_dim), dtype=self._dtype)
+
+
+class HeadsOf:
+    """The context of one of the layers that share a buffer: `count` heads from `first` on."""
+
+    def __init__(self, buffer: ContextBuffer, first: int, count: int) -> None:
+        self._buffer = buffer
+        self._heads = slice(first, first + count)
+
+    @property
+    def rows(self) -> int:
+        """As ContextBuffer's."""
+        return self._buffer.rows
+
+    def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """As ContextBuffer's."""
+        keys, values, live = self.whole_with_block(keys, values)
+        return keys[:, :, live], values[:, :, live]
+
+    def whole_with_block(
+        self, keys: mx.array, values: mx.array
+    ) -> tuple[mx.array, mx.array, slice]:
+        """As ContextBuffer's; the block is written into a copy of these heads."""
+        count, buffer = keys.shape[2], self._buffer
+        buffer.reserve(count)
+        start, end = buffer.start, buffer.start + buffer.rows
+        wholes = [array[:, self._heads] for array in buffer.arrays()]
+        for whole, block in zip(wholes, (keys, values), strict=True):
+            whole[:, :, end : end + count] = block
+        return wholes[0], wholes[1], slice(start, end + count)
+
+
+def join_heads(parts: Sequence[mx.array]) -> mx.array:
+    """(1, heads, n, D) of several layers side by side."""
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=1)

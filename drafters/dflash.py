@@ -6,7 +6,8 @@ DFlash paper (arXiv 2602.06036), the DFlash2 checkpoints' layout, requirements.m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,7 +18,7 @@ from ..core.errors import CacheError
 from ..core.options import Block, GenerateOptions, StoredBlock, resolve_block
 from ..core.sampling import Proposal
 from .config import DrafterConfig
-from .context import ContextBuffer
+from .context import ContextBuffer, HeadsOf, join_heads
 from .layers import CandidateSelector, Layer, Layer2
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class DFlashDrafter:
         self._position = 0
         self._buffers: list[ContextBuffer] = []
         self._fused = _fused(self) if getattr(ends, "is_fused", False) else None
+        self._groups = window_groups(model) if self._fused else [[i] for i in self._indices]
         self.reset(0)
 
     @property
@@ -99,17 +101,19 @@ class DFlashDrafter:
     @property
     def context_lengths(self) -> list[int]:
         """Context rows held by each layer."""
-        return [buffer.rows for buffer in self._buffers]
+        held = {i: b.rows for some, b in self._grouped() for i in some}
+        return [held[index] for index in self._indices]
 
     def reset(self, position: int) -> None:
         """An empty context; positions stay true, so RoPE is right after a gap (R10)."""
         config = self.config
         self._position = position
+        heads, layers = config.num_key_value_heads, self.model.layers
         self._buffers = [
             ContextBuffer(
-                config.num_key_value_heads, config.head_dim, layer.self_attn.window, self._dtype
+                len(some) * heads, config.head_dim, layers[some[0]].self_attn.window, self._dtype
             )
-            for layer in self.model.layers
+            for some in self._groups
         ]
 
     def observe(self, rows: TargetRows) -> None:
@@ -128,8 +132,11 @@ class DFlashDrafter:
             self._position += rows.taps.shape[1]
             return
         fused = self.model.hidden_norm(self.model.fc(rows.taps.astype(self._dtype)))
-        for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
-            buffer.append(*layer.self_attn.keys_values(fused, self._rope, self._position))
+        for some, buffer in self._grouped():
+            attentions = [self.model.layers[index].self_attn for index in some]
+            made = [a.keys_values(fused, self._rope, self._position) for a in attentions]
+            keys, values = zip(*made, strict=True)
+            buffer.append(join_heads(keys), join_heads(values))
         self._position += rows.taps.shape[1]
 
     def mark(self) -> int:
@@ -168,8 +175,8 @@ class DFlashDrafter:
         ids = mx.concatenate([anchor, masks])[None]
         residual = self._ends.embed_token_ids(ids).astype(mx.float32)
         residual = residual * self.config.input_embedding_scale
-        for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
-            residual = layer(residual, self._rope, self._position, buffer)
+        for index, layer in enumerate(self.model.layers):
+            residual = layer(residual, self._rope, self._position, self._context(index))
         hidden: mx.array = mx.fast.rms_norm(
             residual[:, 1:], self.model.norm.weight.astype(mx.float32), self.model.norm.eps
         ).astype(self._dtype)
@@ -183,9 +190,32 @@ class DFlashDrafter:
         cap = self.config.final_logit_softcapping
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
+    @property
+    def _indices(self) -> range:
+        """Of the layers."""
+        return range(len(self.model.layers))
+
+    def _grouped(self) -> Iterator[tuple[list[int], ContextBuffer]]:
+        """Each buffer with the layers whose context it holds."""
+        return zip(self._groups, self._buffers, strict=True)
+
+    def _context(self, index: int) -> ContextBuffer | HeadsOf:
+        """A layer's own context."""
+        some, buffer = next(one for one in self._grouped() if index in one[0])
+        heads = self.config.num_key_value_heads
+        return buffer if len(some) == 1 else HeadsOf(buffer, some.index(index) * heads, heads)
+
     def state(self) -> list[mx.array]:
         """The context buffers."""
         return [array for buffer in self._buffers for array in buffer.arrays()]
+
+
+def window_groups(model: DFlashModel) -> list[list[int]]:
+    """The layers by how far they see: contexts of one length fit in one buffer."""
+    groups: dict[int | None, list[int]] = {}
+    for index, layer in enumerate(model.layers):
+        groups.setdefault(layer.self_attn.window, []).append(index)
+    return list(groups.values())
 
 
 def _fused(drafter: DFlashDrafter) -> FusedDraft | None:
@@ -194,7 +224,13 @@ def _fused(drafter: DFlashDrafter) -> FusedDraft | None:
 
     if not can_fuse(drafter.model, drafter.config, drafter._rope):
         return None
-    ends = drafter._ends
+    ends: Any = drafter._ends
     return FusedDraft(
-        drafter.model, drafter.config, ends.embed_token_ids, drafter.block_logits, drafter._rope
+        drafter.model,
+        drafter.config,
+        window_groups(drafter.model),
+        ends.embed_token_ids,
+        drafter.block_logits,
+        drafter._rope,
+        ends.backbone.body.embed_tokens,
     )

@@ -17,7 +17,7 @@ from ..core.errors import ConfigError
 from ..core.mlx_models import model_module
 from ..core.sampling import Proposal, draw
 from .config import DrafterConfig
-from .context import ContextBuffer
+from .context import ContextBuffer, HeadsOf
 
 
 class Attention(nn.Module):
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         return rope(keys, offset=offset), values
 
     def __call__(
-        self, x: mx.array, rope: nn.Module, offset: int, context: ContextBuffer
+        self, x: mx.array, rope: nn.Module, offset: int, context: ContextBuffer | HeadsOf
     ) -> mx.array:
         """(1, T, D) block rows at positions offset.. -> (1, T, D)."""
         rows = x.shape[1]
@@ -121,7 +121,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def __call__(
-        self, residual: mx.array, rope: nn.Module, offset: int, context: ContextBuffer
+        self, residual: mx.array, rope: nn.Module, offset: int, context: ContextBuffer | HeadsOf
     ) -> mx.array:
         x = normed(self.input_layernorm, residual)
         residual = residual + self.self_attn(x, rope, offset, context).astype(mx.float32)
@@ -173,7 +173,7 @@ class Layer2(Layer):
         self.mlp_conv = GroupedDynamicConv(config)
 
     def __call__(
-        self, residual: mx.array, rope: nn.Module, offset: int, context: ContextBuffer
+        self, residual: mx.array, rope: nn.Module, offset: int, context: ContextBuffer | HeadsOf
     ) -> mx.array:
         x = normed(self.input_layernorm, residual)
         deltas = self.attention_conv.deltas(x)

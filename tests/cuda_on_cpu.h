@@ -21,6 +21,7 @@
 
 #define __device__
 #define __forceinline__ inline
+#define __noinline__ inline
 #define __shared__ static
 
 using std::max;

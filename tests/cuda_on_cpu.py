@@ -21,7 +21,6 @@ import pytest
 
 from dflash_suite.core.cuda import assemble, launch, steps
 from dflash_suite.core.cuda.steps import source_file
-from dflash_suite.drafters.cuda import kernels as draft
 
 HEADER = Path(__file__).resolve().parent / "cuda_on_cpu.h"
 COMPILER = shutil.which("g++") if sys.platform == "linux" else None
@@ -139,7 +138,6 @@ def emulate(folders: Any) -> Iterator[CudaOnCpu]:
 
 def forget_kernels() -> None:
     assemble.assemble.cache_clear()
-    draft._kernel.cache_clear()
 
 
 def _shared(size: int, byte: bytes = b"\x7f") -> mmap.mmap:

@@ -4,28 +4,19 @@ CPU by blocks that run at the same time, so that a step which does not wait is f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from cuda_on_cpu import COMPILER, CudaOnCpu, emulate
-from mlx.utils import tree_map
 from test_fused import same_caches, traced_once
 from tiny import make_target, prompt
-from tiny_drafter import raw_drafter, write_config
 
 from dflash_suite.core.cuda.backbone import FusedBackbone
-from dflash_suite.core.cuda.joined import Chain
 from dflash_suite.core.cuda.kernels import CudaKernels
 from dflash_suite.core.cuda.steps import turn
 from dflash_suite.core.target import Target
-from dflash_suite.drafters.config import read_drafter_config
-from dflash_suite.drafters.cuda.fused import FusedDraft
-from dflash_suite.drafters.cuda.joined import add_layer, joins_layer
-from dflash_suite.drafters.dflash import DFlashModel
-from dflash_suite.drafters.layers import make_rope
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
 SIZES: dict[str, Any] = {
@@ -72,43 +63,11 @@ def test_a_pass_is_that_of_separate_launches(emulated: CudaOnCpu, bits: int) -> 
         assert mx.array_equal(hidden[0], hidden[2]) and mx.array_equal(hidden[1], hidden[3])
         assert len({*map(float, hidden[0].flatten())}) > 50, "one number shows nothing"
     same_caches(*caches)
-    assert calls[0] == 4 + 3, "an attention layer: up to its cache, its attention, and its end"
-    assert calls[1] == 4 * 5 + 7
-    assert launches() == before + 3 * 7, "every launch waited for the one before"
-
-
-@pytest.mark.parametrize("kind", ["dflash", "dflash2"])
-def test_a_drafters_layer_is_that_of_separate_launches(
-    emulated: CudaOnCpu, kind: Any, tmp_path: Path
-) -> None:
-    changes: Any = {"hidden_size": 256, "intermediate_size": 128, "head_dim": 64}
-    config = read_drafter_config(write_config(tmp_path, raw_drafter(kind, **changes)))
-    model = DFlashModel(config)
-    model.update(
-        tree_map(
-            lambda w: (mx.random.normal(w.shape) * 0.1).astype(mx.bfloat16), model.parameters()
-        )
+    assert calls[0] == 4 + 3 + 1, (
+        "an attention layer: up to its cache, its attention, its end; taps"
     )
-    draft = FusedDraft(model, config, nothing, nothing, make_rope(config))
-    layer: Any = model.layers[0]
-    assert joins_layer(layer, 6)
-    buffer = mx.random.normal((2, 1, layer.self_attn.kv_heads, 40, 64)).astype(mx.bfloat16)
-    residual = mx.random.normal((1, 6, 256))
-    place, span = mx.array([9], dtype=mx.int32), mx.array([3, 7], dtype=mx.int32)
-    contexts = [buffer[0], buffer[1]]
-    token, start = turn().token, len(emulated.calls)
-    chain = Chain(residual, token, draft._kernels.packs)
-    add_layer(chain, layer, draft._rope, place, span, contexts)
-    out, after = chain.launch(), chain.token
-    mx.eval(out)
-    assert len(emulated.calls) == start + 3 and mx.array_equal(after[:1], token[:1] + 3)
-    apart = draft._layer(layer, residual, place, span, contexts)
-    assert mx.array_equal(out, apart) and not mx.array_equal(out, residual)
-
-
-def nothing(x: mx.array) -> mx.array:
-    """Stands for the target's embedding and head, which one layer does not need."""
-    return x
+    assert calls[1] == 4 * 5 + 7 + 1
+    assert launches() == before + 3 * 7, "every launch waited for the one before"
 
 
 def launches() -> int:

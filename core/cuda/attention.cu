@@ -10,7 +10,7 @@ constexpr int kTile = 128;
 
 // Rows of a norm and a rotation in one warp: D numbers in place, lane-strided.
 template <typename In, int D, int ROPE>
-__device__ __forceinline__ void norm_and_rotate(
+__device__ __noinline__ void norm_and_rotate(
     const In* x, const In* weight, In* out, int position, float eps, float log2_base) {
   const int lane = threadIdx.x % 32;
   float value[D / 32], squares = 0.0f;
@@ -46,12 +46,12 @@ __device__ __forceinline__ void norm_and_rotate(
 }
 
 // q (T, H, S) of which the first D of every S are queries; k, v (T, Hk, D). Out: (H, T, D) and twice
-// (Hk, T, D); values are only put in that order.
+// (Hk, T, D); values are only put in that order. k_weight (Hk / each, D): key heads of several layers.
 template <typename In, int D, int ROPE>
 __device__ __forceinline__ void prepare(
     const In* q, const In* k, const In* v, const In* q_weight, const In* k_weight, In* q_out,
-    In* k_out, In* v_out, int T, int H, int S, int Hk, int position, float q_eps, float k_eps,
-    float log2_base, int block) {
+    In* k_out, In* v_out, int T, int H, int S, int Hk, int each, int position, float q_eps,
+    float k_eps, float log2_base, int block) {
   const int index = block * kWarps + threadIdx.x / 32;
   const int head = index % (H + 2 * Hk), t = index / (H + 2 * Hk), key_head = head - H;
   if (t >= T) return;
@@ -61,8 +61,8 @@ __device__ __forceinline__ void prepare(
         q_eps, log2_base);
   } else if (key_head < Hk) {
     norm_and_rotate<In, D, ROPE>(
-        k + (size_t(t) * Hk + key_head) * D, k_weight, k_out + (size_t(key_head) * T + t) * D,
-        position + t, k_eps, log2_base);
+        k + (size_t(t) * Hk + key_head) * D, k_weight + key_head / each * D,
+        k_out + (size_t(key_head) * T + t) * D, position + t, k_eps, log2_base);
   } else {
     const int value_head = key_head - Hk;
     for (int i = threadIdx.x % 32; i < D; i += 32)
@@ -103,6 +103,7 @@ struct Tile {
     const int groups = H / Hk, live = groups * T, n = context + T;
     const int count = n - start < kTile ? n - start : kTile;
     if (count <= 0) {  // behind the last key
+#pragma unroll 1
       for (int row = threadIdx.x; row < live; row += kWarps * 32) {
         peaks[size_t(block) * R + row] = -INFINITY;
         weights[size_t(block) * R + row] = 0.0f;
@@ -117,6 +118,7 @@ struct Tile {
     scores(q + size_t(head) * groups * T * D, keys, p, live, count);
     __syncthreads();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
     for (int row = warp; row < live; row += kWarps) {
       const int at = context + row % T;
       float value[kTile / 32], peak = -INFINITY, sum = 0.0f;
@@ -196,6 +198,7 @@ struct Tile {
 #pragma unroll 4
     for (int j = 0; j < inside; ++j)
       add<kRows>(sum, p + j * kRowStride + first, float(held.row(j)[d]));
+#pragma unroll 1
     for (int j = inside > 0 ? inside : 0; j < count; ++j)
       add<kRows>(sum, p + j * kRowStride + first, float(held.row(j)[d]));
 #pragma unroll
@@ -228,7 +231,9 @@ __device__ __forceinline__ void combine(
   const int row = (head % groups) * T + t;
   const size_t from = size_t(head / groups) * tiles * R + row;
   float peak = -INFINITY, sum = 0.0f, total = 0.0f;
+#pragma unroll 1
   for (int i = 0; i < tiles; ++i) peak = fmaxf(peak, peaks[from + size_t(i) * R]);
+#pragma unroll 2
   for (int i = 0; i < tiles; ++i) {
     const size_t at = from + size_t(i) * R;
     const float weight = weights[at];

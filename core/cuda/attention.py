@@ -47,7 +47,7 @@ def head_counts(attention: Any) -> tuple[int, int]:
 
 
 def prepare(
-    attention: Any, rope: Any, heads: Sequence[mx.array], position: mx.array
+    attention: Any, rope: Any, heads: Sequence[mx.array], position: Given
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Norms and rotation: queries (1, T, H, S), the first D of S; keys and values (1, T, Hk, D).
 
@@ -57,7 +57,7 @@ def prepare(
     queries, keys, values = heads
     _, rows, count, wide = queries.shape
     shapes = (count, keys.shape[2], keys.shape[3], wide)
-    inputs = {"q": queries, "k": keys, "v": values, "position": position}
+    inputs: dict[str, Given] = {"q": queries, "k": keys, "v": values, "position": position}
     step = prepare_step("prepare", attention, rope, inputs, rows, shapes)
     q_out, k_out, v_out = run_step(step)
     return q_out, k_out, v_out
@@ -103,31 +103,47 @@ def prepare_keys(
     attention: Any, rope: Any, keys: mx.array, values: mx.array, position: mx.array
 ) -> tuple[mx.array, mx.array]:
     """As `prepare`, for rows that ask nothing: keys and values (1, T, Hk, D) -> (1, Hk, T, D)."""
-    _, rows, heads, dim = keys.shape
-    k_out, v_out = run_step(
-        Step(
-            "prepare_keys",
-            bodies.prepare(False),
-            -(-rows * 2 * heads // 8),
-            {"k": keys, "v": values, "k_weight": attention.k_norm.weight, "position": position},
-            {name: ((1, heads, rows, dim), keys.dtype) for name in ("k_out", "v_out")},
-            {"In": keys.dtype, "D": dim, "ROPE": rope.dims},
-            {
-                "M": rows,
-                "HK": heads,
-                "k_eps": float(attention.k_norm.eps),
-                "log2_base": log2(rope.base),
-            },
-        )
-    )
+    norm = attention.k_norm
+    inputs: dict[str, Given] = {"k": keys, "v": values, "position": position}
+    inputs["k_weight"] = norm.weight
+    step = prepare_keys_step("prepare_keys", inputs, keys.shape[1:], keys.shape[2], norm.eps, rope)
+    k_out, v_out = run_step(step)
     return k_out, v_out
+
+
+def prepare_keys_step(
+    name: str,
+    inputs: Mapping[str, Given],
+    shape: Sequence[int],
+    each: int,
+    eps: float,
+    rope: Any,
+) -> Step:
+    """k_out, v_out. inputs: k, v, position, k_weight; shape: (T, Hk, D); each: how many heads a
+    row of k_weight (Hk / each, D) is for: those of one layer."""
+    rows, heads, dim = shape
+    return Step(
+        name,
+        bodies.prepare(False),
+        -(-rows * 2 * heads // 8),
+        inputs,
+        {part: ((1, heads, rows, dim), mx.bfloat16) for part in ("k_out", "v_out")},
+        {"In": mx.bfloat16, "D": dim, "ROPE": rope.dims},
+        {
+            "M": rows,
+            "HK": heads,
+            "each": each,
+            "k_eps": float(eps),
+            "log2_base": log2(rope.base),
+        },
+    )
 
 
 def attend(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
-    span: mx.array,
+    span: Given,
     scale: float,
     *,
     causal: bool = True,

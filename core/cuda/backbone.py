@@ -11,6 +11,7 @@ import mlx.core as mx
 from ..backbones import HybridBackbone
 from ..gdn import GdnTape
 from ..gdn_cache import Held
+from .ends import block_ids, join_rows
 from .fused import Compile, FusedDecoder
 from .joined import HEADS, SPLIT, is_dense
 from .kernels import CudaKernels, cuda_in_use
@@ -64,6 +65,16 @@ class FusedBackbone(HybridBackbone):
         if token_ids.shape[1] > MAX_ROWS:
             return super().run(token_ids, cache, tap_ids, record)
         return self._decoder.run(self.embed(token_ids), cache, tap_ids, record)
+
+    def block_ids(self, anchor: mx.array, drafts: mx.array, vocab: int) -> mx.array:
+        integers = drafts.dtype in (mx.int32, mx.uint32) and anchor.dtype == mx.int32
+        if not (integers and self._kernels.is_cuda):
+            return super().block_ids(anchor, drafts, vocab)
+        return block_ids(anchor, drafts, vocab)
+
+    def join_taps(self, taps: Sequence[mx.array]) -> mx.array:
+        few = taps[0].shape[1] <= MAX_ROWS and self._kernels.is_cuda
+        return join_rows(taps) if few else super().join_taps(taps)
 
     def recur(
         self, gdn: Any, x: mx.array, entry: Any, record: bool

@@ -65,13 +65,13 @@ GDN = """
 NORM = "dflash::gated_norm<In, D>(x, weight, gate, out, count, eps, block);"
 PREPARE = """
   dflash::prepare<In, D, ROPE>(
-      q, k, v, q_weight, k_weight, q_out, k_out, v_out, M, H, S, HK, position[0], q_eps, k_eps,
+      q, k, v, q_weight, k_weight, q_out, k_out, v_out, M, H, S, HK, HK, position[0], q_eps, k_eps,
       log2_base, block);
 """
 PREPARE_KEYS = """
   dflash::prepare<In, D, ROPE>(
       (const In*)nullptr, k, v, (const In*)nullptr, k_weight, (In*)nullptr, k_out, v_out,
-      M, 0, 0, HK, position[0], 0.0f, k_eps, log2_base, block);
+      M, 0, 0, HK, each, position[0], 0.0f, k_eps, log2_base, block);
 """
 ATTEND = """
   dflash::Tile<In, D, R>::run(

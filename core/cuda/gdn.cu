@@ -95,9 +95,11 @@ struct Layer {
     }
     keep_window(windows, head, part, key_head);
 
+#pragma unroll 1
     for (int start = 0; start < T; start += kChunk) {
       const int count = T - start < kChunk ? T - start : kChunk;
       constexpr int kWide = 2 * Dk + 32;  // channels that this block convolves
+#pragma unroll 1
       for (int i = threadIdx.x; i < count * kWide; i += kWarps * 32) {
         const int r = i / kWide, c = i % kWide;
         if (c < Dk)
@@ -116,6 +118,7 @@ struct Layer {
         rows.beta[threadIdx.x] = sigmoid<In>(float(b[at]));
       }
       __syncthreads();
+#pragma unroll 1
       for (int i = warp; i < 2 * count; i += kWarps) {
         if (i < count)
           normalize(rows.q[i], query_scale);
@@ -123,12 +126,14 @@ struct Layer {
           normalize(rows.k[i - count], key_scale);
       }
       __syncthreads();
+#pragma unroll 1
       for (int r = 0; r < count; ++r) {
         const float out = step(rows, r, s, rows.v[r][value_row], piece);
         if (piece == 0) rows.y[r][value_row] = out;
         if (EVERY) keep_state(states + size_t(start + r) * Hv * Dv * Dk + base, s);
       }
       __syncthreads();
+#pragma unroll 1
       for (int i = threadIdx.x; i < count * 32; i += kWarps * 32)
         y[(size_t(start + i / 32) * Hv + head) * Dv + part * 32 + i % 32] =
             In(rows.y[i / 32][i % 32]);
@@ -181,6 +186,7 @@ struct Layer {
     const bool leads = part == 0 && head % (Hv / Hk) == 0;
     const int wide = leads ? 2 * Dk + 32 : 32;
     const int first = EVERY ? 0 : T, count = T + KS - 1 - first;
+#pragma unroll 1
     for (int i = threadIdx.x; i < count * wide; i += kWarps * 32) {
       const int r = i / wide, c = i % wide;
       const int channel = c < 32 ? 2 * kKeyDim + head * Dv + part * 32 + c

@@ -24,7 +24,7 @@ from .projections import (
     several_step,
 )
 from .recurrence import fits_gdn, gdn_step
-from .steps import Given, Packs, Step, run_steps
+from .steps import Given, Packed, Packs, Step, run_steps
 
 SPLIT = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
 """A GDN layer's projections in the layout that needs no sorting afterwards."""
@@ -97,6 +97,7 @@ class Chain:
 
     def found(self, given: Given) -> mx.array:
         """The array of a name of the last launch."""
+        assert not isinstance(given, Packed)
         return self.made[given] if isinstance(given, str) else given
 
     def normed(self, norm: Any) -> Feed:

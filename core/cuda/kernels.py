@@ -46,6 +46,8 @@ def cuda_in_use() -> bool:
 class CudaKernels(OpKernels):
     """OpKernels with every call that fits on a fused kernel."""
 
+    is_cuda = True
+
     def __init__(self, join_below_bytes: int = JOIN_BELOW_BYTES) -> None:
         self.packs: dict[int, Packed] = {}
         self._join_below_bytes = join_below_bytes

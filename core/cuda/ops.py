@@ -5,7 +5,6 @@ shapes and types that they do not take. The arithmetic is mlx-lm's, operation by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +12,7 @@ import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 
 from ..gdn import convolve, recur
-from .steps import Packs
+from .steps import NO_PACKS, Packs
 
 
 class OpKernels:
@@ -22,7 +21,8 @@ class OpKernels:
     packs: where the layers' arrays stand together, for launches of several steps.
     """
 
-    packs: Packs = MappingProxyType({})
+    packs: Packs = NO_PACKS
+    is_cuda = False
 
     def pack(self, layers: Sequence[Any]) -> None:
         """Put each layer's arrays together; plain operations take them as they are."""

@@ -5,25 +5,45 @@ The layer's own arrays become views of the buffer: nothing is held twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from .steps import UNIT_BYTES, Packed
+from .steps import NO_PACKS, UNIT_BYTES, Packed, Packs
 
 ALIGNMENT_BYTES = 256
 WORD = mx.uint32
 
 
-def pack_layers(layers: Iterable[Any]) -> dict[int, Packed]:
-    """Pack each layer's arrays; by the id of the view that the layer has from then on. One layer
-    at a time, so that no more than one is there twice."""
+def pack_layers(layers: Iterable[Any], known: Packs = NO_PACKS) -> dict[int, Packed]:
+    """Pack each layer's arrays but those that are `known` to be packed; by the id of the view that
+    the layer has from then on. One layer at a time, so that no more than one is there twice."""
     packs: dict[int, Packed] = {}
     for layer in layers:
-        packs |= _pack(layer, dict(tree_flatten(layer.parameters())))
+        held: Any = tree_flatten(layer.parameters())
+        packs |= _pack(layer, {path: array for path, array in held if id(array) not in known})
     return packs
+
+
+def join_outputs(modules: Sequence[Any]) -> tuple[Any, dict[int, Packed]]:
+    """(one projection with all their outputs in a row, packs): the arrays of linear layers of one
+    kind and size become parts of its arrays."""
+    whole = copy(modules[0])
+    packs: dict[int, Packed] = {}
+    for name in whole.parameters():
+        joined = mx.concatenate([module[name] for module in modules])
+        setattr(whole, name, joined)
+        views = mx.split(joined, len(modules))
+        mx.eval(joined, views)
+        for index, (module, view) in enumerate(zip(modules, views, strict=True)):
+            setattr(module, name, view)
+            units, odd = divmod(index * view.nbytes, UNIT_BYTES)
+            if not odd:
+                packs[id(view)] = Packed(view, joined, units)
+    return whole, packs
 
 
 def _pack(layer: Any, held: dict[str, mx.array]) -> dict[int, Packed]:

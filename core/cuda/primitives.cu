@@ -27,6 +27,7 @@ __device__ __forceinline__ uint4 load_shared_line(const void* address) {
 // The first `most` bytes of so many rows of `width` bytes, on their way into the L2.
 __device__ __forceinline__ void warm_rows(const void* rows, int count, int width, int most) {
   const int lines = ((width < most ? width : most) + 127) / 128;
+#pragma unroll 1
   for (int i = threadIdx.x; i < count * lines; i += kWarps * 32) {
     const char* at = static_cast<const char*>(rows) + size_t(i / lines) * width + i % lines * 128;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));

@@ -66,9 +66,10 @@ struct Normed {
 
   __device__ __forceinline__ void measure(int M, int K) const {
     const int lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int row = threadIdx.x / 32; row < M; row += kWarps) {
       float squares = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
       for (int k = lane * 8; k < K; k += 256) {
         Piece<T> piece;
         piece.load(x + size_t(row) * K + k);

@@ -125,16 +125,19 @@ struct Quantized {
       for (int u = 0; u < U; ++u) {
         const int step = first + u * kWarps;
         const size_t k = size_t(step) * kStep + t * 32;
+        Piece<typename Rows::In> piece[MT];
 #pragma unroll
+        for (int m = 0; m < MT; ++m)
+          if (step < steps && m * 8 + g < M) piece[m].load(rows.x + size_t(m * 8 + g) * K + k);
+#pragma unroll 1
         for (int j = 0; j < 4; ++j) {
           unsigned b[MT][4];
 #pragma unroll
           for (int m = 0; m < MT; ++m) {
             uint4 v = make_uint4(0, 0, 0, 0);
             if (step < steps && m * 8 + g < M) {
-              Piece<typename Rows::In> piece;
-              piece.load(rows.x + size_t(m * 8 + g) * K + k + 8 * j);
-              v = rows.fed(piece, m * 8 + g, int(k) + 8 * j);
+              v = rows.fed(piece[m], m * 8 + g, int(k) + 8 * j);
+              if (j < 3) piece[m].load(rows.x + size_t(m * 8 + g) * K + k + 8 * (j + 1));
             }
             b[m][0] = low_halves(v.x, v.z);
             b[m][1] = high_halves(v.x, v.z);
@@ -175,23 +178,22 @@ __device__ __forceinline__ void warm_tiles(const Weights (&tiles)[RT], int K) {
 }
 
 // This warp's share of k, the loads of the next round under way during the arithmetic of this one
-// and those of the first while the rows are measured.
+// and those of the first while the rows are measured. Loops stay loops here: a step runs them a few
+// times, and to fetch their code takes longer than to jump back.
 template <int RT, int MT, typename Weights, typename Rows>
 __device__ __forceinline__ void accumulate(
     Sums<RT, MT>& sums, const Weights (&tiles)[RT], const Rows& rows, int M, int K, bool measure) {
   using Stage = typename Weights::template Stage<RT, MT, Rows>;
-  const int steps = K / Stage::kStep, stride = kWarps * Stage::U;
-  Stage stages[2];
-  int first = threadIdx.x / 32;
-  if (first < steps) stages[0].load(tiles, rows, M, K, first);
-  if (measure) rows.measure(M, K);
-  while (first < steps) {
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      if (first + stride < steps) stages[1 - s].load(tiles, rows, M, K, first + stride);
-      if (first < steps) stages[s].add(sums, rows, M, K, first);
-      first += stride;
-    }
+  const int steps = K / Stage::kStep, stride = kWarps * Stage::U, warp = threadIdx.x / 32;
+  Stage stage, next;
+#pragma unroll 1
+  for (int first = warp - stride; first < steps; first += stride) {
+    if (first + stride < steps) next.load(tiles, rows, M, K, first + stride);
+    if (first >= 0)
+      stage.add(sums, rows, M, K, first);
+    else if (measure)
+      rows.measure(M, K);
+    stage = next;
   }
 }
 
@@ -236,6 +238,7 @@ __device__ __forceinline__ void project(
   accumulate(sums, tiles, rows, M, K, measure);
   block.put(sums);
   __syncthreads();
+#pragma unroll 1
   for (int i = threadIdx.x; i < RT * 16 * M; i += kWarps * 32) {
     const int output = i % (RT * 16), row = i / (RT * 16);
     if (first + output >= N) continue;
@@ -255,6 +258,7 @@ __device__ __forceinline__ void gated(
   accumulate(sums, tiles, rows, M, K, measure);
   block.put(sums);
   __syncthreads();
+#pragma unroll 1
   for (int i = threadIdx.x; i < 16 * M; i += kWarps * 32) {
     const int output = i % 16, row = i / 16;
     if (first + output >= N) continue;

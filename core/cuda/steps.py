@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 
 import mlx.core as mx
 
@@ -22,22 +23,23 @@ UNIT_BYTES = 16
 SCRATCH = "scratch"
 
 Shape = tuple[int, ...]
-Given = mx.array | str
-"""An array, or "step.output": what a step before makes in the same launch."""
 
 
 @dataclass(frozen=True)
 class Packed:
     """An array's place in a buffer that holds several, in units of UNIT_BYTES. view: the array,
-    which must live for its id to mean it."""
+    which must live for its id to mean it, or the buffer itself where the array has its type."""
 
     view: mx.array
     buffer: mx.array
     offset: int
 
 
+Given = mx.array | str | Packed
+"""An array, a place in one, or "step.output": what a step before makes in the same launch."""
 Packs = Mapping[int, Packed]
 """By the id of the array."""
+NO_PACKS: Packs = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Step:
 
 def run_step(step: Step) -> list[mx.array]:
     """One step by itself, as many blocks as it has pieces: its outputs, lazily."""
-    call = _Call({})
+    call = _Call(NO_PACKS)
     call.add(step, {f"{step.name}.{local}" for local in step.outputs})
     return list(call.run(step.name, step.blocks).values())
 
@@ -150,12 +152,14 @@ class _Call:
     def _read(self, name: str, given: Given) -> tuple[str, mx.Dtype]:
         if isinstance(given, str):
             return self._made[given]
-        packed = self._packs.get(id(given))
+        packed = given if isinstance(given, Packed) else self._packs.get(id(given))
         if packed is None:
+            assert isinstance(given, mx.array)
             return self._name(name, given), given.dtype
+        dtype = packed.view.dtype
         self._scalars[f"{name}_at"] = packed.offset
         buffer = self._name(f"packed_{len(self._arrays)}", packed.buffer)
-        return _inside(f"const {TYPES[given.dtype]}", buffer, f"{name}_at"), given.dtype
+        return _inside(f"const {TYPES[dtype]}", buffer, f"{name}_at"), dtype
 
     def _name(self, name: str, array: mx.array) -> str:
         """Each array is handed over once."""
@@ -183,4 +187,14 @@ def _inside(kind: str, buffer: str, offset: str) -> str:
     return f"({kind}*)(({char}*){buffer} + size_t({offset}) * {UNIT_BYTES})"
 
 
-__all__ = ["Body", "Given", "Packed", "Packs", "Step", "run_step", "run_steps", "source_file"]
+__all__ = [
+    "NO_PACKS",
+    "Body",
+    "Given",
+    "Packed",
+    "Packs",
+    "Step",
+    "run_step",
+    "run_steps",
+    "source_file",
+]

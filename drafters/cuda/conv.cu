@@ -23,6 +23,7 @@ __device__ __forceinline__ void project_and_convolve(
   accumulate(sums, tiles, rows, M, D, measure);
   block.put(sums);
   __syncthreads();
+#pragma unroll 1
   for (int i = threadIdx.x; i < M * TAPS * 16; i += kWarps * 32) {
     const int row = i / (TAPS * 16), t = i / 16 % TAPS, g = i % 16;
     const bf16 delta = bf16(block.total(t * 16 + g, row));
@@ -32,6 +33,7 @@ __device__ __forceinline__ void project_and_convolve(
   if (plane == 1) return;
   __syncthreads();
   const int size = D / G, width = 16 * size;
+#pragma unroll 1
   for (int i = threadIdx.x; i < M * width; i += kWarps * 32) {
     const int row = i / width, at = i % width, channel = first * size + at;
     float sum = 0.0f;
@@ -61,9 +63,11 @@ __device__ __forceinline__ void convolve_and_add(
   accumulate(sums, tiles, rows, M, K, measure);
   block.put(sums);
   __syncthreads();
+#pragma unroll 1
   for (int i = threadIdx.x; i < 16 * M; i += kWarps * 32)
     y[i / 16][i % 16] = float(bf16(block.total(i % 16, i / 16)));
   __syncthreads();
+#pragma unroll 1
   for (int i = threadIdx.x; i < 16 * M; i += kWarps * 32) {
     const int row = i / 16, channel = first + i % 16, group = channel / (N / G);
     float sum = 0.0f;

@@ -1,4 +1,4 @@
-// The small operations of a DFlash2 draft, one launch each. T rows of width D.
+// The small operations of a draft, as steps. T rows of width D.
 
 namespace dflash {
 
@@ -15,12 +15,37 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
   return sum;
 }
 
+// Rows of a table in bfloat16, times scale: a block a row. out (T, D).
+__device__ __forceinline__ void embed(
+    const bf16* w, const int* names, float* out, int D, float scale, int block) {
+  const size_t from = size_t(names[block]) * D, to = size_t(block) * D;
+  for (int c = threadIdx.x; c < D; c += kWarps * 32) out[to + c] = float(w[from + c]) * scale;
+}
+
+// The same of one in four bits, eight numbers a word, unpacked as `dequantize` does.
+template <int GROUP>
+__device__ __forceinline__ void embed(
+    const unsigned* w, const bf16* scales, const bf16* biases, const int* names, float* out, int D,
+    float scale, int block) {
+  const size_t row = size_t(names[block]), to = size_t(block) * D;
+  for (int c = threadIdx.x; c < D; c += kWarps * 32) {
+    const unsigned q = (w[row * (D / 8) + c / 8] >> (c % 8 * 4)) & 15u;
+    const size_t group = row * (D / GROUP) + c / GROUP;
+    const float number = fmaf(float(q), float(scales[group]), float(biases[group]));
+    out[to + c] = float(bf16(number)) * scale;
+  }
+}
+
+struct HeldSums {  // in shared memory
+  float of_warps[kWarps];
+};
+
 // out (T, D) = rms_norm(x) * weight, x in float32: a block a row.
 template <typename In>
 __device__ __forceinline__ void row_norm(
-    const float* x, const In* weight, In* out, int D, float eps) {
-  __shared__ float scratch[kWarps];
-  const size_t base = size_t(blockIdx.x) * D;
+    const float* x, const In* weight, In* out, int D, float eps, int block, HeldSums& held) {
+  float* scratch = held.of_warps;
+  const size_t base = size_t(block) * D;
   float squares = 0.0f;
   for (int c = threadIdx.x; c < D; c += kWarps * 32) squares += x[base + c] * x[base + c];
   const float factor = rsqrtf(block_sum(squares, scratch) / D + eps);
@@ -34,8 +59,8 @@ __device__ __forceinline__ void row_norm(
 template <typename In, typename Out>
 __device__ __forceinline__ void convolve(
     const In* x, const In* deltas, const In* base, const float* residual, Out* out, int T, int D,
-    int K, int G, int plane, int stride) {
-  const int i = blockIdx.x * kWarps * 32 + threadIdx.x;
+    int K, int G, int plane, int stride, int block) {
+  const int i = block * kWarps * 32 + threadIdx.x;
   if (i >= T * D) return;
   const int row = i / D, channel = i % D, group = channel / (D / G);
   float sum = 0.0f;
@@ -87,12 +112,17 @@ __device__ __forceinline__ Best largest(const float (&held)[PER], const int (&na
 
 // The TOP largest of a block's share of a row, largest first, each thread holding PER numbers.
 // values, ids: (rows, parts, TOP). Where `given` is null a number's id is its column.
+struct HeldBest {  // in shared memory
+  Best of_warps[kWarps];
+};
+
 template <typename In, int TOP, int PER>
 __device__ __forceinline__ void top(
-    const In* numbers, const int* given, float* values, int* ids, int columns, int parts) {
-  __shared__ Best scratch[kWarps];
+    const In* numbers, const int* given, float* values, int* ids, int columns, int parts, int block,
+    HeldBest& held_best) {
+  Best* scratch = held_best.of_warps;
   const float lowest = -3.4e38f;
-  const int row = blockIdx.x / parts, part = blockIdx.x % parts;
+  const int row = block / parts, part = block % parts;
   const int first = part * (PER * kWarps * 32) + threadIdx.x;
   const size_t base = size_t(row) * columns;
   float held[PER];
@@ -105,6 +135,7 @@ __device__ __forceinline__ void top(
     name[i] = live && given ? given[base + column] : column;
   }
   Best mine = largest(held, name);
+#pragma unroll 1
   for (int n = 0; n < TOP; ++n) {
     const Best best = block_best(mine, scratch);
     if (mine.index == best.index) {  // its thread alone looks for its next
@@ -123,20 +154,27 @@ __device__ __forceinline__ void top(
 
 // Row by row, the candidate with the best unary + pairwise score given the row before; one block,
 // a warp for every kWarps-th candidate. projected (T, R); codebooks (V, R); out (T).
+struct HeldPath {  // in shared memory
+  float scores[16];
+  int previous;
+};
+
 template <typename In, int TOP>
 __device__ __forceinline__ void walk(
     const float* unary, const int* candidates, const In* projected, const In* predecessors,
-    const In* successors, const int* anchor, int* out, int T, int R) {
-  __shared__ float scores[TOP];
-  __shared__ int previous;
+    const In* successors, const int* anchor, int* out, int T, int R, HeldPath& held) {
+  float* scores = held.scores;
+  int& previous = held.previous;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (threadIdx.x == 0) previous = anchor[0];
   __syncthreads();
   for (int row = 0; row < T; ++row) {
     const size_t from = size_t(previous) * R;
+#pragma unroll 1
     for (int n = warp; n < TOP; n += kWarps) {
       const size_t to = size_t(candidates[row * TOP + n]) * R;
       float sum = 0.0f;
+#pragma unroll 2
       for (int r = lane; r < R; r += 32) {
         const float edge = float(In(float(projected[row * R + r]) * float(successors[to + r])));
         sum += float(In(float(predecessors[from + r]) * edge));

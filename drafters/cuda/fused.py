@@ -9,36 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 
-from ...core.cuda.attention import attend, fits_heads, prepare, prepare_keys
+from ...core.cuda.attention import attend, fits_heads, prepare
 from ...core.cuda.joined import Chain
 from ...core.cuda.kernels import CudaKernels, cuda_in_use
-from ...core.cuda.projections import MAX_ROWS
-from ...core.cuda.steps import turn
-from ...core.device import start_on_gpu
+from ...core.cuda.packs import pack_layers
+from ...core.cuda.projections import MAX_ROWS, Feed, fits_linear, linear_step
+from ...core.cuda.steps import UNIT_BYTES, Packed, run_step, turn
+from ...core.device import read_ids, start_on_gpu
 from ..config import DrafterConfig
 from ..context import ContextBuffer
 from . import kernels as ops
 from .conv import after_branch, before_branch
-from .joined import add_layer, joins_layer
+from .joined import LayerContext, add_layer, joins_layer
+from .observe import ContextRows
 
 LAYERS_A_START = 2
-"""Layers after which the device begins on what it has of a draft."""
+"""Layers after which the device begins on what it has of a draft that takes it longer than the
+host; the first time after one."""
+PLACE = UNIT_BYTES // mx.int32.size
+"""Numbers that the host gives a draft stand so far apart: the position, a span a buffer, ids."""
 
 
 class FusedDraft:
-    """Drafts and context rows of one model; `head` turns hidden rows into scaled logits."""
+    """Drafts and context rows of one model.
+
+    groups: layers whose contexts share a buffer; embed: ids -> hidden rows, which `table` holds
+    where it is the embedding itself; head: hidden rows -> scaled logits.
+    """
 
     def __init__(
         self,
         model: Any,
         config: DrafterConfig,
+        groups: Sequence[Sequence[int]],
         embed: Callable[[mx.array], mx.array],
         head: Callable[[mx.array], mx.array],
         rope: Any,
+        table: Any = None,
     ) -> None:
         compiled: Any = mx.compile
         self._model = model
@@ -46,142 +58,157 @@ class FusedDraft:
         self._embed = embed
         self._head = head
         self._rope = rope
+        self._table = table if table is not None and fits_linear(table, 1) else None
         self._kernels = CudaKernels()
-        self._kernels.pack(model.layers)
-        count = len(model.layers)
-        self._begin = compiled(self._embedded)
+        layers = model.layers
+        self._place = {i: (g, at) for g, some in enumerate(groups) for at, i in enumerate(some)}
+        rows = ContextRows(model, [i for some in groups for i in some], rope, self._kernels)
+        self._kernels.packs |= rows.packs
+        self._kernels.packs |= pack_layers(layers, self._kernels.packs)
+        self._heads = [sum(layers[i].self_attn.kv_heads for i in some) for some in groups]
+        self._ids_at = (1 + len(groups)) * PLACE
+        self._is_small = all(self._kernels.is_small(layer) for layer in layers)
         self._parts = [
-            compiled(partial(self._some, range(first, min(first + LAYERS_A_START, count))))
-            for first in range(0, count, LAYERS_A_START)
+            compiled(partial(self._some, layers))
+            for layers in parts_of(len(layers), self._is_small)
         ]
-        self._choose = compiled(self._chosen)
-        self._rows = compiled(self._context_rows)
+        self._rows = compiled(rows)
         self.max_rows = min(config.block_size, MAX_ROWS)
 
     def draft(
         self, anchor: mx.array, count: int, position: int, buffers: Sequence[ContextBuffer]
     ) -> mx.array:
-        """`count` ids after the anchor (1,), as DFlashDrafter.draft."""
+        """`count` ids after the anchor (1,), as DFlashDrafter.draft. buffers: one a group."""
         for buffer in buffers:
             buffer.reserve(1)
-        masks = [self._config.mask_token_id] * count
-        ids = mx.concatenate([anchor, mx.array(masks, dtype=anchor.dtype)])
-        where = mx.array([position] * 4, dtype=mx.int32)  # longer than what MLX keeps on the host
-        spans = [mx.array([b.start, b.rows, 0, 0], dtype=mx.int32) for b in buffers]
+        placed = [[position], *([buffer.start, buffer.rows] for buffer in buffers)]
+        numbers = [n for some in placed for n in (*some, *[0] * (PLACE - len(some)))]
+        ids = [*read_ids(anchor), *[self._config.mask_token_id] * count]
+        given = mx.array([*numbers, *ids], dtype=mx.int32)
         contexts = [buffer.arrays() for buffer in buffers]
-        residual, token = self._begin(ids), turn().token
+        rows = None if self._table is not None else self._embed(given[None, self._ids_at :])
+        state, token = [] if rows is None else [rows], turn().token
         for part in self._parts:
-            residual, token = part(residual, where, spans, contexts, token)
-            start_on_gpu([residual])  # the device begins while the host builds the rest
+            state, token = part(state, given, contexts, token)
+            if len(self._parts) > 1:
+                start_on_gpu(state)  # the device begins while the host builds the rest
         turn().token = token
-        path: mx.array = self._choose(residual, ids)
-        return path
+        return state[0]
 
     def observe(self, taps: mx.array, position: int, buffers: Sequence[ContextBuffer]) -> None:
         """Project committed tap rows into every layer's context."""
-        where = mx.array([position], dtype=mx.int32)
-        for buffer, (keys, values) in zip(buffers, self._rows(taps, where), strict=True):
-            buffer.append(keys, values)
-
-    def _embedded(self, ids: mx.array) -> mx.array:
-        """The block's residual (1, 1 + count, hidden) in float32; ids (1 + count,), the anchor
-        first."""
-        embedded = self._embed(ids[None]).astype(mx.float32)
-        return embedded * self._config.input_embedding_scale
+        where = mx.array([position, 0, 0, 0], dtype=mx.int32)  # MLX keeps two or less on the host
+        keys, values, turn().token = self._rows(taps, where, turn().token)
+        first = 0
+        for buffer, heads in zip(buffers, self._heads, strict=True):
+            part = slice(first, first + heads)
+            buffer.append(keys[:, part], values[:, part])
+            first += heads
 
     def _some(
         self,
         indices: range,
-        residual: mx.array,
-        position: mx.array,
-        spans: list[mx.array],
+        state: list[mx.array],
+        given: mx.array,
         contexts: list[list[mx.array]],
         token: mx.array,
-    ) -> tuple[mx.array, mx.array]:
-        """(residual after these layers, token). contexts: keys and values of each layer."""
-        chain = Chain(residual, token, self._kernels.packs)
+    ) -> tuple[list[mx.array], mx.array]:
+        """([residual] after these layers, or [path] after the last, and token). state: the residual
+        before them, the embedded ids before the first, or nothing; contexts: keys and values of
+        each group."""
+        config, ids = self._config, Packed(given, given, self._ids_at // PLACE)
+        rows, scale = given.shape[0] - self._ids_at, config.input_embedding_scale
+        if not state:
+            step = ops.embed_step("embed", self._table, ids, rows, scale)
+            state = run_step(step)
+        elif indices[0] == 0:
+            state = [state[0].astype(mx.float32) * scale]
+        chain = Chain(state[0], token, self._kernels.packs)
         for index in indices:
-            layer, span, context = self._model.layers[index], spans[index], contexts[index]
-            if self._kernels.is_small(layer) and joins_layer(layer, chain.rows):
-                add_layer(chain, layer, self._rope, position, span, context)
+            layer = self._model.layers[index]
+            context = self._context(index, given, contexts)
+            if joins_layer(layer, rows):
+                add_layer(chain, layer, self._rope, context)
+                chain.launch()
             else:
-                hidden = chain.launch()
-                chain.hidden = self._layer(layer, hidden, position, span, context)
-        return chain.launch(), chain.token
+                chain.hidden = self._layer(layer, chain.launch(), context)
+        if indices[-1] == len(self._model.layers) - 1:
+            return self._chosen(chain, ids)
+        return [chain.launch()], chain.token
 
-    def _chosen(self, residual: mx.array, ids: mx.array) -> mx.array:
-        """The path, (count,)."""
-        model = self._model
-        hidden = ops.row_norm(residual[:, 1:], model.norm)
+    def _context(self, index: int, given: mx.array, contexts: list[list[mx.array]]) -> LayerContext:
+        group, at = self._place[index]
+        keys, values = contexts[group]
+        first = at * self._model.layers[index].self_attn.kv_heads
+        span = Packed(given, given, 1 + group)
+        return LayerContext(keys, values, first, span, Packed(given, given, 0))
+
+    def _chosen(self, chain: Chain, ids: Packed) -> tuple[list[mx.array], mx.array]:
+        """([the path (count,)], token)."""
+        model, count = self._model, chain.rows - 1
+        norm = ops.row_norm_step("norm", chain.hidden, model.norm, count, skip=1)
+        chain.add([norm], chain.hidden, ["norm.out"])
+        selector = None if self._config.selector is None else model.candidate_selector
+        project = ""
+        if selector is not None and fits_linear(selector.hidden_projection, count):
+            fed = Feed("", count, chain.width, {"x": "norm.out"})
+            step, project = linear_step("project", selector.hidden_projection, fed), "project.out"
+            chain.add([step], chain.hidden, [project])
+        chain.launch()
+        hidden = chain.found("norm.out")
         logits = self._head(hidden)
-        if self._config.selector is None:
-            return mx.argmax(logits, axis=-1).flatten()
-        selector = model.candidate_selector
-        projected = self._kernels.linear(selector.hidden_projection, hidden)
-        return ops.walk(selector, projected, logits, ids[:1])
+        if selector is None:
+            return [mx.argmax(logits, axis=-1).flatten()], chain.token
+        projected = (
+            chain.found(project)
+            if project
+            else self._kernels.linear(selector.hidden_projection, hidden)
+        )
+        path, token = ops.walk(selector, projected, logits, ids, chain.token)
+        return [path], token
 
-    def _layer(
-        self,
-        layer: Any,
-        residual: mx.array,
-        position: mx.array,
-        span: mx.array,
-        context: list[mx.array],
-    ) -> mx.array:
-        """One layer over the block's residual (1, T, hidden) in float32."""
+    def _layer(self, layer: Any, residual: mx.array, context: LayerContext) -> mx.array:
+        """One layer over the block's residual (1, T, hidden) in float32, in a launch a step."""
         kernels, mlp = self._kernels, layer.mlp
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
         if self._config.selector is None:
-            x = self._mixed(layer.self_attn, residual, position, span, context, norms[0])
+            x = self._mixed(layer.self_attn, residual, context, norms[0])
             residual = residual + kernels.linear(layer.self_attn.o_proj, x)
             x = kernels.gated(mlp.gate_proj, mlp.up_proj, residual, norms[1])
             return residual + kernels.linear(mlp.down_proj, x)
         conv = layer.attention_conv
         x, deltas = before_branch(kernels, conv, residual, norms[0])
-        x = self._mixed(layer.self_attn, x, position, span, context)
+        x = self._mixed(layer.self_attn, x, context)
         residual = after_branch(kernels, layer.self_attn.o_proj, conv, x, deltas, residual)
         x, deltas = before_branch(kernels, layer.mlp_conv, residual, norms[1])
         x = kernels.gated(mlp.gate_proj, mlp.up_proj, x)
         return after_branch(kernels, mlp.down_proj, layer.mlp_conv, x, deltas, residual)
 
     def _mixed(
-        self,
-        attention: Any,
-        x: mx.array,
-        position: mx.array,
-        span: mx.array,
-        context: list[mx.array],
-        norm: Any = None,
+        self, attention: Any, x: mx.array, context: LayerContext, norm: Any = None
     ) -> mx.array:
         """What attention over norm(x) gives before its output projection."""
         modules = (attention.q_proj, attention.k_proj, attention.v_proj)
         counts = (attention.heads, attention.kv_heads, attention.kv_heads)
         heads = self._kernels.several(modules, x, counts, norm)
-        queries, keys, values = prepare(attention, self._rope, heads, position)
+        queries, keys, values = prepare(attention, self._rope, heads, context.position)
         return attend(
             queries,
-            context[0],
-            context[1],
-            span,
+            *context.arrays(attention.kv_heads),
+            context.span,
             attention.head_dim**-0.5,
             causal=attention.causal,
             window=attention.window,
             block=(keys, values),
         )
 
-    def _context_rows(self, taps: mx.array, position: mx.array) -> list[list[mx.array]]:
-        model = self._model
-        rows = taps.astype(model.norm.weight.dtype)
-        fused = self._kernels.linear(model.fc, rows)
-        attentions = [layer.self_attn for layer in model.layers]
-        modules = [module for one in attentions for module in (one.k_proj, one.v_proj)]
-        counts = [one.kv_heads for one in attentions for _ in range(2)]
-        projected = self._kernels.several(modules, fused, counts, model.hidden_norm)
-        pairs = zip(attentions, projected[::2], projected[1::2], strict=True)
-        return [
-            list(prepare_keys(attention, self._rope, keys, values, position))
-            for attention, keys, values in pairs
-        ]
+
+def parts_of(layers: int, is_small: bool) -> list[range]:
+    """The layers of each traced function."""
+    if is_small:
+        return [range(layers)]
+    cuts = [0, *range(1, layers, LAYERS_A_START), layers]
+    return [range(first, last) for first, last in pairwise(cuts)]
 
 
 def can_fuse(model: Any, config: DrafterConfig, rope: Any) -> bool:

@@ -1,8 +1,8 @@
-"""A drafter's layer in three launches: up to the block's own keys, its attention, its MLP."""
+"""A drafter's layer as steps of one launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -19,8 +19,35 @@ from ...core.cuda.projections import (
     linear_step,
     several_step,
 )
-from ...core.cuda.steps import Given, Step
+from ...core.cuda.steps import UNIT_BYTES, Given, Packed, Step
 from .conv import after_step, before_step, fits_conv
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """What a layer's block attends to, beside itself.
+
+    keys, values: whole buffers (1, heads of several layers, capacity, D), of which those of this
+    layer begin at head `first`; span: int32, the buffer's first row that counts and how many from
+    there on; position: int32, of the block's first row.
+    """
+
+    keys: mx.array
+    values: mx.array
+    first: int
+    span: Given
+    position: Given
+
+    def places(self) -> tuple[Given, Given]:
+        """This layer's keys and values."""
+        _, _, capacity, dim = self.keys.shape
+        at = self.first * capacity * dim * self.keys.itemsize // UNIT_BYTES
+        return Packed(self.keys, self.keys, at), Packed(self.values, self.values, at)
+
+    def arrays(self, kv_heads: int) -> tuple[mx.array, mx.array]:
+        """The same as arrays (1, kv heads, capacity, D)."""
+        heads = slice(self.first, self.first + kv_heads)
+        return self.keys[:, heads], self.values[:, heads]
 
 
 def joins_layer(layer: Any, rows: int) -> bool:
@@ -38,31 +65,18 @@ def joins_layer(layer: Any, rows: int) -> bool:
     )
 
 
-def add_layer(
-    chain: Chain,
-    layer: Any,
-    rope: Any,
-    position: mx.array,
-    span: mx.array,
-    context: Sequence[mx.array],
-) -> None:
-    """A layer over the float32 residual. span and context: as `attend` has them, the block's own
-    keys apart."""
+def add_layer(chain: Chain, layer: Any, rope: Any, context: LayerContext) -> None:
+    """A layer over the float32 residual."""
     attention, mlp = layer.self_attn, layer.mlp
     conv = layer.attention_conv if "attention_conv" in layer else None
     mlp_conv = layer.mlp_conv if "mlp_conv" in layer else None
     rows = _open(chain, "open", conv, layer.input_layernorm)
-    mixed = _attention(chain, attention, rope, rows, position, span, context)
-    deltas = chain.found("open.later") if conv is not None else ""
-    end = _end(chain, "shut", attention.o_proj, conv, mixed, deltas)
-    chain.add([end], "shut.out")
-    chain.launch()
+    mixed = _attention(chain, attention, rope, rows, context)
+    _end(chain, "shut", attention.o_proj, conv, mixed, "open.later")
     rows = _open(chain, "mlp", mlp_conv, layer.post_attention_layernorm)
-    up = gated_step("up", mlp.gate_proj, mlp.up_proj, rows)
+    chain.add([gated_step("up", mlp.gate_proj, mlp.up_proj, rows)], chain.hidden)
     gated = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": "up.out"})
-    down = _end(chain, "down", mlp.down_proj, mlp_conv, gated, "mlp.later")
-    chain.add([up, down], "down.out")
-    chain.launch()
+    _end(chain, "down", mlp.down_proj, mlp_conv, gated, "mlp.later")
 
 
 def _open(chain: Chain, name: str, conv: Any, norm: Any) -> Feed:
@@ -70,51 +84,45 @@ def _open(chain: Chain, name: str, conv: Any, norm: Any) -> Feed:
     rows = chain.normed(norm)
     if conv is None:
         return rows
-    chain.add([before_step(name, conv, rows)], chain.hidden, [f"{name}.later"])
+    chain.add([before_step(name, conv, rows)], chain.hidden)
     return Feed("", chain.rows, chain.width, {"x": f"{name}.mixed"})
 
 
-def _end(chain: Chain, name: str, module: Any, conv: Any, rows: Feed, deltas: Given) -> Step:
+def _end(chain: Chain, name: str, module: Any, conv: Any, rows: Feed, deltas: Given) -> None:
     """The projection that ends a branch, its convolution, and the residual."""
     if conv is None:
-        return linear_step(name, module, rows, chain.hidden, mx.float32)
-    return after_step(name, module, conv, rows, deltas, chain.hidden)
+        step: Step = linear_step(name, module, rows, chain.hidden, mx.float32)
+    else:
+        step = after_step(name, module, conv, rows, deltas, chain.hidden)
+    chain.add([step], f"{name}.out")
 
 
-def _attention(
-    chain: Chain,
-    attention: Any,
-    rope: Any,
-    rows: Feed,
-    position: mx.array,
-    span: mx.array,
-    context: Sequence[mx.array],
-) -> Feed:
-    """What goes into the output projection: its steps wait in the chain, those before them, up to
-    the block's own keys, are launched."""
+def _attention(chain: Chain, attention: Any, rope: Any, rows: Feed, context: LayerContext) -> Feed:
+    """What goes into the output projection."""
     heads, kv_heads = head_counts(attention)
     dim = attention.head_dim
-    project = several_step("in", [getattr(attention, name) for name in HEADS], rows)
+    modules = [getattr(attention, name) for name in HEADS]
+    project = several_step("in", modules, rows)
     given: dict[str, Given] = {part: f"in.out_{i}" for i, part in enumerate("qkv")}
-    given["position"] = position
-    ready = prepare_step("ready", attention, rope, given, rows.count, (heads, kv_heads, dim, dim))
-    chain.add([project, ready], chain.hidden, [f"ready.{part}_out" for part in "qkv"])
-    chain.launch()
+    given["position"] = context.position
+    sizes = (heads, kv_heads, dim, dim)
+    ready = prepare_step("ready", attention, rope, given, rows.count, sizes)
     shape = Attention(
         heads=heads,
         kv_heads=kv_heads,
         dim=dim,
         rows=rows.count,
-        capacity=context[0].shape[2],
+        capacity=context.keys.shape[2],
         scale=dim**-0.5,
         causal=attention.causal,
         window=attention.window,
     )
-    held: dict[str, Given] = {"k": context[0], "v": context[1], "span": span}
-    made = {part: chain.found(f"ready.{part}_out") for part in "qkv"}
-    held |= {"q": made["q"], "k_block": made["k"], "v_block": made["v"]}
+    keys, values = context.places()
+    made = {part: f"ready.{part}_out" for part in "qkv"}
+    held: dict[str, Given] = {"q": made["q"], "k": keys, "v": values, "span": context.span}
+    held |= {"k_block": made["k"], "v_block": made["v"]}
     look = attend_step("look", shape, held)
-    parts: dict[str, Given] = {part: f"{look.name}.{part}" for part in look.outputs}
+    parts: dict[str, Given] = {part: f"look.{part}" for part in look.outputs}
     mix = combine_step("mix", shape, look, parts, None)
-    chain.add([look, mix], chain.hidden)
+    chain.add([project, ready, look, mix], chain.hidden)
     return Feed("", rows.count, heads * dim, {"x": "mix.out"})

@@ -1,4 +1,4 @@
-"""What a DFlash2 draft does between its projections, one launch each (`draft.cu`)."""
+"""What a draft does between its projections, as steps (`draft.cu`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...core.cuda.assemble import PRIMITIVES
-from ...core.cuda.launch import THREADS, Kernel
+from ...core.cuda.launch import THREADS
+from ...core.cuda.projections import weights
+from ...core.cuda.steps import NO_PACKS, Body, Given, Step, run_step, run_steps
 from ..layers import CandidateSelector, GroupedDynamicConv
 
 TEXT = Path(__file__).resolve().parent / "draft.cu"
@@ -18,45 +19,62 @@ TOP = 16
 HELD = 32
 """Logits a thread holds while it looks for the largest."""
 
-ROW_NORM = "dflash::row_norm<In>(x, weight, out, x_shape[2], eps);"
+EMBED = "dflash::embed(w, names, out, K, scale, block);"
+EMBED_PACKED = "dflash::embed<GROUP>(w, scales, biases, names, out, K, scale, block);"
+ROW_NORM = "dflash::row_norm<In>(x + size_t(SKIP) * K, weight, out, K, eps, block, held);"
 CONVOLVE = """
   dflash::convolve<In, Out>(
-      x, deltas, base, RESIDUAL, out, x_shape[1], x_shape[2], base_shape[1], G,
-      PLANE, deltas_shape[2]);
+      x, deltas, base, RESIDUAL, out, M, K, TAPS, G, PLANE, stride, block);
 """
 TOP_FIRST = """
-  dflash::top<In, 16, PER>(
-      logits, nullptr, values, ids, logits_shape[2], int(gridDim.x) / logits_shape[1]);
+  dflash::top<In, 16, PER>(logits, nullptr, values, ids, columns, parts, block, held);
 """
-TOP_MERGE = "dflash::top<float, 16, PER>(some, names, values, ids, some_shape[1], 1);"
+TOP_MERGE = "dflash::top<float, 16, PER>(some, names, values, ids, columns, 1, block, held);"
 WALK = """
   dflash::walk<In, 16>(
-      unary, candidates, projected, predecessors, successors, anchor, out,
-      projected_shape[1], projected_shape[2]);
+      unary, candidates, projected, predecessors, successors, anchor, out, M, R, held);
 """
 
 
 @cache
-def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str) -> Kernel:
-    files = (PRIMITIVES, TEXT)
-    header = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    return Kernel(name, inputs, outputs, body, header)
+def _body(text: str, shared: str = "dflash::Nothing") -> Body:
+    return Body(text, (TEXT,), shared)
+
+
+def embed_step(name: str, table: Any, names: Given, rows: int, scale: float) -> Step:
+    """out (1, rows, K) in float32: rows of an embedding that `fits_linear` takes, times scale.
+    names: int32 ids."""
+    arrays, constants = weights(table)
+    width = (table.scales.shape[1] * table.group_size) if constants else table.weight.shape[1]
+    return Step(
+        name,
+        _body(EMBED_PACKED if constants else EMBED),
+        rows,
+        {**arrays, "names": names},
+        {"out": ((1, rows, width), mx.float32)},
+        constants,
+        {"K": width, "scale": float(scale)},
+    )
+
+
+def row_norm_step(name: str, x: Given, norm: Any, rows: int, skip: int = 0) -> Step:
+    """out (1, rows, K): the RMS norm of float32 rows but the first `skip`, in the weights' dtype
+    from here on."""
+    width = norm.weight.shape[0]
+    return Step(
+        name,
+        _body(ROW_NORM, "dflash::HeldSums"),
+        rows,
+        {"x": x, "weight": norm.weight},
+        {"out": ((1, rows, width), norm.weight.dtype)},
+        {"In": norm.weight.dtype, "SKIP": skip},
+        {"K": width, "eps": float(norm.eps)},
+    )
 
 
 def row_norm(residual: mx.array, norm: Any) -> mx.array:
-    """RMS norm of the float32 residual (1, T, D), in the weights' dtype from here on."""
-    _, rows, width = residual.shape
-    dtype = norm.weight.dtype
-    kernel = _kernel("row_norm", ("x", "weight"), ("out",), ROW_NORM)
-    (out,) = kernel(
-        inputs=[residual, norm.weight],
-        template=[("In", dtype)],
-        scalars={"eps": float(norm.eps)},
-        blocks=rows,
-        output_shapes=[(1, rows, width)],
-        output_dtypes=[dtype],
-    )
-    return out
+    """The norm of every row of the float32 residual (1, T, D)."""
+    return run_step(row_norm_step("row_norm", residual, norm, residual.shape[1]))[0]
 
 
 def convolve(
@@ -70,62 +88,78 @@ def convolve(
     residual, residual + it, in float32."""
     _, rows, width = x.shape
     out_dtype = x.dtype if residual is None else mx.float32
-    name, extra = ("conv", ()) if residual is None else ("conv_add", ("residual",))
-    body = CONVOLVE.replace("RESIDUAL", "nullptr" if residual is None else "residual")
-    kernel = _kernel(name, ("x", "deltas", "base", *extra), ("out",), body)
-    (out,) = kernel(
-        inputs=[x, deltas, conv.base_kernel, *([] if residual is None else [residual])],
-        template=[("In", x.dtype), ("Out", out_dtype), ("G", conv.groups), ("PLANE", plane)],
-        blocks=-(-rows * width // THREADS),
-        output_shapes=[(1, rows, width)],
-        output_dtypes=[out_dtype],
-    )
-    return out
+    extra = {} if residual is None else {"residual": residual}
+    text = CONVOLVE.replace("RESIDUAL", "nullptr" if residual is None else "residual")
+    return run_step(
+        Step(
+            "conv",
+            _body(text),
+            -(-rows * width // THREADS),
+            {"x": x, "deltas": deltas, "base": conv.base_kernel, **extra},
+            {"out": ((1, rows, width), out_dtype)},
+            {"In": x.dtype, "Out": out_dtype, "G": conv.groups, "PLANE": plane},
+            {"M": rows, "K": width, "TAPS": conv.kernel_size, "stride": deltas.shape[2]},
+        )
+    )[0]
 
 
-def top_candidates(logits: mx.array) -> tuple[mx.array, mx.array]:
-    """logits (1, T, V) -> (logits (T, 16) float32, ids (T, 16) int32), the largest first."""
+def top_steps(logits: mx.array) -> list[Step]:
+    """values (T, 16) float32 and ids (T, 16) int32 of the last step: the largest logits
+    (1, T, V), largest first."""
     _, rows, vocab = logits.shape
     parts = -(-vocab // (HELD * THREADS))
-    first = _kernel("top_first", ("logits",), ("values", "ids"), TOP_FIRST)
-    some, names = first(
-        inputs=[logits],
-        template=[("In", logits.dtype), ("PER", HELD)],
-        blocks=rows * parts,
-        output_shapes=[(rows, parts * TOP)] * 2,
-        output_dtypes=[mx.float32, mx.int32],
+    found = {"values": ((rows, parts * TOP), mx.float32), "ids": ((rows, parts * TOP), mx.int32)}
+    first = Step(
+        "top",
+        _body(TOP_FIRST, "dflash::HeldBest"),
+        rows * parts,
+        {"logits": logits},
+        found,
+        {"In": logits.dtype, "PER": HELD},
+        {"columns": vocab, "parts": parts},
     )
     if parts == 1:
-        return some, names
-    merge = _kernel("top_merge", ("some", "names"), ("values", "ids"), TOP_MERGE)
-    values, ids = merge(
-        inputs=[some, names],
-        template=[("PER", -(-parts * TOP // THREADS))],
-        blocks=rows,
-        output_shapes=[(rows, TOP)] * 2,
-        output_dtypes=[mx.float32, mx.int32],
+        return [first]
+    merge = Step(
+        "merge",
+        _body(TOP_MERGE, "dflash::HeldBest"),
+        rows,
+        {"some": "top.values", "names": "top.ids"},
+        {"values": ((rows, TOP), mx.float32), "ids": ((rows, TOP), mx.int32)},
+        {"PER": -(-parts * TOP // THREADS)},
+        {"columns": parts * TOP},
     )
-    return values, ids
+    return [first, merge]
 
 
 def walk(
-    selector: CandidateSelector, projected: mx.array, logits: mx.array, anchor: mx.array
-) -> mx.array:
-    """The selector's path: projected (1, T, rank), logits (1, T, V), anchor (1,) -> ids (T,)."""
-    unary, candidates = top_candidates(logits)
-    names = ("unary", "candidates", "projected", "predecessors", "successors", "anchor")
-    (out,) = _kernel("walk", names, ("out",), WALK)(
-        inputs=[
-            unary,
-            candidates,
-            projected,
-            selector.predecessor_codebook,
-            selector.successor_codebook,
-            anchor.astype(mx.int32),
-        ],
-        template=[("In", projected.dtype)],
-        blocks=1,
-        output_shapes=[(projected.shape[1],)],
-        output_dtypes=[mx.int32],
+    selector: CandidateSelector,
+    projected: mx.array,
+    logits: mx.array,
+    anchor: Given,
+    token: mx.array,
+) -> tuple[mx.array, mx.array]:
+    """The selector's path: projected (1, T, rank), logits (1, T, V), anchor (1,) int32 -> (ids
+    (T,), token), in one launch."""
+    steps = top_steps(logits)
+    rows, rank = projected.shape[1:]
+    steps.append(
+        Step(
+            "walk",
+            _body(WALK, "dflash::HeldPath"),
+            1,
+            {
+                "unary": f"{steps[-1].name}.values",
+                "candidates": f"{steps[-1].name}.ids",
+                "projected": projected,
+                "predecessors": selector.predecessor_codebook,
+                "successors": selector.successor_codebook,
+                "anchor": anchor,
+            },
+            {"out": ((rows,), mx.int32)},
+            {"In": projected.dtype},
+            {"M": rows, "R": rank},
+        )
     )
-    return out
+    made, token = run_steps(steps, token, ["walk.out"], NO_PACKS)
+    return made["walk.out"], token

@@ -1,0 +1,240 @@
+"""A fused draft is the plain operations' up to rounding, and bitwise the same however its steps
+share launches: the text of the CUDA kernels, run on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from cuda_on_cpu import COMPILER, CudaOnCpu, emulate
+from mlx.utils import tree_map, tree_map_with_path
+from test_fused import traced_once
+from tiny_drafter import raw_drafter, write_config
+
+from dflash_suite.core.cuda.kernels import CudaKernels
+from dflash_suite.core.drafter import TargetRows
+from dflash_suite.drafters.config import DrafterConfig, read_drafter_config
+from dflash_suite.drafters.cuda import fused
+from dflash_suite.drafters.dflash import DFlashDrafter, DFlashModel
+from dflash_suite.drafters.layers import make_rope
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
+WIDTH = 256
+ANCHOR, COUNT = 7, 5
+SIZES: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 128,
+    "head_dim": 64,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 12,
+    "use_sliding_window": True,
+}
+SELECTOR: dict[str, Any] = {"selector_top_k": 16, "selector_rank": 32}
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
+    yield from emulate(tmp_path_factory)
+
+
+class Ends:
+    """A table and a head of the target's kind."""
+
+    def __init__(self, vocab: int, bits: int) -> None:
+        self.is_fused = False
+        table: Any = nn.Embedding(vocab, WIDTH)
+        table.weight = mx.random.normal(table.weight.shape).astype(mx.bfloat16)
+        if bits == 4:
+            table = nn.QuantizedEmbedding.from_embedding(table, 64, 4)
+        self._head = mx.random.normal((vocab, WIDTH)).astype(mx.bfloat16)
+        self.backbone = SimpleNamespace(body=SimpleNamespace(embed_tokens=table))
+
+    def embed_token_ids(self, token_ids: mx.array) -> mx.array:
+        rows: mx.array = self.backbone.body.embed_tokens(token_ids)
+        return rows
+
+    def head_logits(self, hidden: mx.array) -> mx.array:
+        return hidden @ self._head.T
+
+
+def make_drafters(
+    kind: Any, bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> tuple[DFlashDrafter, DFlashDrafter, DFlashDrafter]:
+    """(fused, plain, plain in float32) over equal weights."""
+    mx.random.seed(3)
+    extra = SELECTOR if kind == "dflash2" else {}
+    raw = raw_drafter(kind, **{**SIZES, **extra, **changes})
+    config = read_drafter_config(write_config(tmp_path, raw))
+    ends = Ends(config.vocab_size, bits)
+    models = [random_model(config, bits) for _ in range(2)]
+    models[1].update(models[0].parameters())
+    exact = random_model(config, bits)
+    exact.update(tree_map(in_float32, models[0].parameters()))
+    monkeypatch.setattr(mx, "compile", traced_once)
+    monkeypatch.setattr(fused, "cuda_in_use", lambda: True)
+    plain, exact_one = (
+        DFlashDrafter(m, config, ends, make_rope(config)) for m in (models[0], exact)
+    )
+    ends.is_fused = True
+    fast = DFlashDrafter(models[1], config, ends, make_rope(config))
+    assert plain._fused is None and fast._fused is not None
+    return fast, plain, exact_one
+
+
+def in_float32(weight: mx.array) -> mx.array:
+    return weight.astype(mx.float32) if weight.dtype == mx.bfloat16 else weight
+
+
+def random_model(config: DrafterConfig, bits: int) -> DFlashModel:
+    model = DFlashModel(config)
+
+    def draw(path: str, weight: mx.array) -> mx.array:
+        drawn: mx.array = mx.random.normal(weight.shape) * weight.shape[-1] ** -0.5
+        return mx.array(drawn + (1 if "norm" in path else 0), dtype=mx.bfloat16)
+
+    model.update(tree_map_with_path(draw, model.parameters()))
+    if bits == 4:
+        nn.quantize(model, group_size=64, bits=4)
+    return model
+
+
+def show(drafter: DFlashDrafter, count: int, seed: int) -> None:
+    """Rows of random taps."""
+    mx.random.seed(seed)
+    taps = mx.random.normal((1, count, 2 * WIDTH)).astype(mx.bfloat16)
+    drafter.observe(TargetRows(drafter.position, mx.zeros((count,)), taps, taps[..., :WIDTH]))
+
+
+def contexts(drafter: DFlashDrafter) -> list[mx.array]:
+    """The live keys and values of every layer."""
+    rows = [drafter._context(index) for index in range(3)]
+    none = mx.zeros((1, 2, 0, 64), dtype=mx.bfloat16)
+    return [part for context in rows for part in context.with_block(none, none)]
+
+
+def distance(found: mx.array, expected: mx.array) -> float:
+    a, b = found.astype(mx.float32), expected.astype(mx.float32)
+    error: Any = mx.linalg.norm((a - b).flatten()) / mx.linalg.norm(b.flatten())
+    return float(error.item())
+
+
+def assert_as_near(hidden: mx.array, plain: DFlashDrafter, exact: DFlashDrafter) -> None:
+    """The fused hidden rows are no further from float32's than plain bfloat16 is."""
+    near, reference = (one.block_hidden(mx.array([ANCHOR]), COUNT) for one in (plain, exact))
+    assert distance(hidden, reference) < 1.3 * distance(near, reference) < 0.5
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("dflash2", 4), ("dflash2", 16), ("dflash", 16)])
+def test_a_draft_is_that_of_plain_operations(
+    emulated: CudaOnCpu, kind: Any, bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, plain, exact = make_drafters(kind, bits, tmp_path, monkeypatch)
+    found, equal = logits_of(fast, monkeypatch), 0
+    seen: list[Any] = []
+    for seed, count in enumerate((9, 4, 1, 6)):  # 9 rows are too many for the kernels
+        start = len(emulated.calls)
+        for drafter in (fast, plain, exact):
+            show(drafter, count, seed)
+        assert fast.context_lengths == plain.context_lengths
+        for mine, theirs in zip(contexts(fast), contexts(plain), strict=True):
+            assert mine.shape == theirs.shape and distance(mine, theirs) < 4e-2
+        assert len(emulated.calls) - start == (0 if count == 9 else 1)
+        ids = [one.draft(mx.array([ANCHOR]), COUNT).tolist() for one in (fast, plain)]
+        assert_as_near(found[-1], plain, exact)
+        equal += sum(a == b for a, b in zip(*ids, strict=True))  # but for near ties
+        launches = len(emulated.calls) - start - (0 if count == 9 else 1)
+        assert launches == (6 if kind == "dflash2" else 5), "the ids, 3 layers, the end, the choice"
+        seen += ids
+    assert equal >= 2 * COUNT
+    assert len({*map(tuple, seen)}) > 2, "one path shows nothing"
+
+
+@pytest.mark.parametrize("how", ["several parts", "a launch a step"])
+def test_launches_do_not_matter(
+    emulated: CudaOnCpu, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits: list[list[mx.array]] = []
+    calls: list[int] = []
+    for apart in (False, True):
+        with monkeypatch.context() as patch:
+            fast, _, _ = make_drafters("dflash2", 4, tmp_path, patch)
+            if apart and how == "several parts":
+                patch.setattr(CudaKernels, "is_small", lambda self, layer: False)
+                patch.setattr(fast, "_fused", fused_again(fast))
+            elif apart:
+                patch.setattr(fused, "joins_layer", lambda layer, rows: False)
+            found = logits_of(fast, patch)
+            start = len(emulated.calls)
+            show(fast, 3, 1)
+            fast.draft(mx.array([ANCHOR]), COUNT)
+            calls.append(len(emulated.calls) - start)
+            logits.append([*found, *contexts(fast)])
+    for one, other in zip(*logits, strict=True):
+        assert mx.array_equal(one, other)
+    assert calls[0] == 7 and (calls[1] == 7) == (how == "several parts")
+
+
+def test_what_the_kernels_do_not_take_is_left_to_plain_operations(
+    emulated: CudaOnCpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, plain, exact = make_drafters("dflash2", 16, tmp_path, monkeypatch, attention_bias=True)
+    for drafter in (fast, plain, exact):
+        show(drafter, 5, 1)
+    for mine, theirs in zip(contexts(fast), contexts(plain), strict=True):
+        assert distance(mine, theirs) < 4e-2
+    found = logits_of(fast, monkeypatch)
+    fast.draft(mx.array([ANCHOR]), COUNT)
+    assert_as_near(found[0], plain, exact)
+
+
+def test_layers_that_share_a_buffer_are_drawn_from_as_if_they_did_not(
+    emulated: CudaOnCpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, plain, _ = make_drafters("dflash", 16, tmp_path, monkeypatch)
+    for drafter in (fast, plain):
+        show(drafter, 17, 2)  # by plain operations in both
+    one, other = (one.block_hidden(mx.array([ANCHOR]), COUNT) for one in (fast, plain))
+    assert mx.array_equal(one, other)
+    for drafter in (fast, plain):
+        mark = drafter.mark()
+        show(drafter, 9, 3)
+        drafter.return_to(mark)
+    assert fast.context_lengths == plain.context_lengths == [11, 17, 11]
+    one, other = (one.block_hidden(mx.array([ANCHOR]), COUNT) for one in (fast, plain))
+    assert mx.array_equal(one, other)
+
+
+def fused_again(drafter: DFlashDrafter) -> fused.FusedDraft:
+    """Of the same weights, by what is patched now."""
+    ends: Any = drafter._ends
+    table = ends.backbone.body.embed_tokens
+    return fused.FusedDraft(
+        drafter.model,
+        drafter.config,
+        drafter._groups,
+        ends.embed_token_ids,
+        drafter.block_logits,
+        drafter._rope,
+        table,
+    )
+
+
+def logits_of(drafter: DFlashDrafter, patch: pytest.MonkeyPatch) -> list[mx.array]:
+    """Fills as the drafter asks for logits."""
+    found: list[mx.array] = []
+    head: Any = drafter._fused
+    inner = head._head
+
+    def kept(hidden: mx.array) -> mx.array:
+        found.append(hidden)
+        logits: mx.array = inner(hidden)
+        return logits
+
+    patch.setattr(head, "_head", kept)
+    return found
