@@ -129,7 +129,7 @@ struct Quantized {
 #pragma unroll
         for (int m = 0; m < MT; ++m)
           if (step < steps && m * 8 + g < M) piece[m].load(rows.x + size_t(m * 8 + g) * K + k);
-#pragma unroll 1
+#pragma unroll(MT > 1 ? 4 : 1)
         for (int j = 0; j < 4; ++j) {
           unsigned b[MT][4];
 #pragma unroll
