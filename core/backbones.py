@@ -79,6 +79,11 @@ class Backbone(ABC):
         embedded: mx.array = self.body.embed_tokens(token_ids)
         return embedded
 
+    @property
+    def embedding_table(self) -> Any | None:
+        """The embedding module where `embed` is nothing but its rows, None where it scales them."""
+        return self.body.embed_tokens if type(self).embed is Backbone.embed else None
+
     def block_ids(self, anchor: mx.array, drafts: mx.array, vocab: int) -> mx.array:
         """(1 + k,): what a verify pass is fed, the anchor (1,) and drafts (k,), each in the
         vocabulary."""

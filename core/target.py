@@ -85,6 +85,11 @@ class Target:
         """(1, T) ids -> (1, T, hidden), scaled as the target scales them (R16)."""
         return self.backbone.embed(token_ids)
 
+    @property
+    def embedding_table(self) -> Any | None:
+        """The embedding module, where embed_token_ids gives its rows as they stand, else None."""
+        return self.backbone.embedding_table
+
     def logits_from_hidden(self, hidden: mx.array) -> mx.array:
         """(1, T, hidden) after the final norm -> (1, T, vocab), as the target itself has them."""
         return self.backbone.logits(hidden)

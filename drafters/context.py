@@ -12,6 +12,7 @@ import mlx.core as mx
 
 GROWTH_ROWS = 256
 """Rows by which a buffer grows, and by which a sliding one may run over before it is moved."""
+ALL = slice(None)
 
 
 class ContextBuffer:
@@ -71,25 +72,30 @@ class ContextBuffer:
         lowest = 0 if self._keep is None else max(0, self._end - self._keep)
         self._start = min(max(lowest, 0), self._end)
 
-    def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """(keys, values) of the context and the block behind it; the block is not kept."""
-        self._write(keys, values)
-        end = self._end + keys.shape[2]
-        return self._keys[:, :, self._start : end], self._values[:, :, self._start : end]
+    def with_block(
+        self, keys: mx.array, values: mx.array, heads: slice = ALL
+    ) -> tuple[mx.array, mx.array]:
+        """(keys, values) of the context and the block behind it, of these heads; the block is not
+        kept."""
+        keys, values, live = self.whole_with_block(keys, values, heads)
+        return keys[:, :, live], values[:, :, live]
 
     def whole_with_block(
-        self, keys: mx.array, values: mx.array
+        self, keys: mx.array, values: mx.array, heads: slice = ALL
     ) -> tuple[mx.array, mx.array, slice]:
-        """As with_block, but the whole buffers, and which of their rows count."""
-        self._write(keys, values)
-        return self._keys, self._values, slice(self._start, self._end + keys.shape[2])
+        """As with_block, but all rows of the buffers, and which of them count."""
+        self._write(keys, values, heads)
+        live = slice(self._start, self._end + keys.shape[2])
+        if heads == ALL:
+            return self._keys, self._values, live
+        return self._keys[:, heads], self._values[:, heads], live
 
-    def _write(self, keys: mx.array, values: mx.array) -> None:
+    def _write(self, keys: mx.array, values: mx.array, heads: slice = ALL) -> None:
         """Put rows behind the context, making room first."""
         self.reserve(keys.shape[2])
         end = self._end + keys.shape[2]
-        self._keys[:, :, self._end : end] = keys
-        self._values[:, :, self._end : end] = values
+        self._keys[:, heads, self._end : end] = keys
+        self._values[:, heads, self._end : end] = values
 
     def _make_room(self, count: int) -> None:
         """Move the live context to the front of a buffer that has room for `count` more."""
@@ -119,20 +125,13 @@ class HeadsOf:
 
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """As ContextBuffer's."""
-        keys, values, live = self.whole_with_block(keys, values)
-        return keys[:, :, live], values[:, :, live]
+        return self._buffer.with_block(keys, values, self._heads)
 
     def whole_with_block(
         self, keys: mx.array, values: mx.array
     ) -> tuple[mx.array, mx.array, slice]:
-        """As ContextBuffer's; the block is written into a copy of these heads."""
-        count, buffer = keys.shape[2], self._buffer
-        buffer.reserve(count)
-        start, end = buffer.start, buffer.start + buffer.rows
-        wholes = [array[:, self._heads] for array in buffer.arrays()]
-        for whole, block in zip(wholes, (keys, values), strict=True):
-            whole[:, :, end : end + count] = block
-        return wholes[0], wholes[1], slice(start, end + count)
+        """As ContextBuffer's."""
+        return self._buffer.whole_with_block(keys, values, self._heads)
 
 
 def join_heads(parts: Sequence[mx.array]) -> mx.array:

@@ -7,7 +7,7 @@ DFlash paper (arXiv 2602.06036), the DFlash2 checkpoints' layout, requirements.m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -33,6 +33,14 @@ class TargetEnds(Protocol):
 
     def head_logits(self, hidden: mx.array) -> mx.array:
         """(1, T, hidden) -> (1, T, vocab) by the bare head: scale and cap are the drafter's."""
+
+
+class FusedEnds(TargetEnds, Protocol):
+    """Those of a target whose passes run through the suite's CUDA kernels."""
+
+    @property
+    def embedding_table(self) -> Any | None:
+        """The embedding module, where embed_token_ids gives its rows as they stand, else None."""
 
 
 class DFlashModel(nn.Module):
@@ -64,8 +72,9 @@ class DFlashDrafter:
         self._dtype: mx.Dtype = model.norm.weight.dtype
         self._position = 0
         self._buffers: list[ContextBuffer] = []
-        self._fused = _fused(self) if getattr(ends, "is_fused", False) else None
-        self._groups = window_groups(model) if self._fused else [[i] for i in self._indices]
+        groups = window_groups(model)
+        self._fused = _fused(self, groups) if getattr(ends, "is_fused", False) else None
+        self._groups = groups if self._fused else [[index] for index in self._indices]
         self.reset(0)
 
     @property
@@ -218,19 +227,19 @@ def window_groups(model: DFlashModel) -> list[list[int]]:
     return list(groups.values())
 
 
-def _fused(drafter: DFlashDrafter) -> FusedDraft | None:
+def _fused(drafter: DFlashDrafter, groups: list[list[int]]) -> FusedDraft | None:
     """The same drafter over the suite's CUDA kernels, where they take its sizes and types."""
     from .cuda.fused import FusedDraft, can_fuse  # only here: it imports mlx-lm
 
     if not can_fuse(drafter.model, drafter.config, drafter._rope):
         return None
-    ends: Any = drafter._ends
+    ends = cast(FusedEnds, drafter._ends)
     return FusedDraft(
         drafter.model,
         drafter.config,
-        window_groups(drafter.model),
+        groups,
         ends.embed_token_ids,
         drafter.block_logits,
         drafter._rope,
-        ends.backbone.body.embed_tokens,
+        ends.embedding_table,
     )

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
 
-from dflash_suite.drafters.context import ContextBuffer
+from dflash_suite.drafters.context import ALL, ContextBuffer
 from dflash_suite.drafters.dflash import DFlashDrafter
 
 
@@ -34,7 +34,9 @@ class RingBuffer(ContextBuffer):
     def append(self, keys: mx.array, values: mx.array) -> None:
         self._held = self._ring.update_and_fetch(keys, values)
 
-    def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def with_block(
+        self, keys: mx.array, values: mx.array, heads: slice = ALL
+    ) -> tuple[mx.array, mx.array]:
         assert self._held is not None
         held_keys, held_values = self._held
         return (

@@ -24,7 +24,7 @@ from .projections import (
     several_step,
 )
 from .recurrence import fits_gdn, gdn_step
-from .steps import Given, Packed, Packs, Step, run_steps
+from .steps import NO_PACKS, Given, Packed, Packs, Step, run_steps
 
 SPLIT = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
 """A GDN layer's projections in the layout that needs no sorting afterwards."""
@@ -186,7 +186,7 @@ def run_attention(
     look = attend_step("look", shape, held)
     parts: dict[str, Given] = {name: f"look.{name}" for name in look.outputs}
     steps = [look, combine_step("mix", shape, look, parts, gate)]
-    made, token = run_steps(steps, token, ["mix.out"], {})
+    made, token = run_steps(steps, token, ["mix.out"], NO_PACKS)
     return made["mix.out"], token
 
 

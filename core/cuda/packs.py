@@ -1,4 +1,5 @@
-"""The weights of a layer in one buffer, so that a launch is handed one array for all of them.
+"""The weights of a layer in one buffer, so that a launch is handed one array for all of them, and
+projections of several layers as one.
 
 The layer's own arrays become views of the buffer: nothing is held twice.
 """
@@ -41,8 +42,8 @@ def join_outputs(modules: Sequence[Any]) -> tuple[Any, dict[int, Packed]]:
         for index, (module, view) in enumerate(zip(modules, views, strict=True)):
             setattr(module, name, view)
             units, odd = divmod(index * view.nbytes, UNIT_BYTES)
-            if not odd:
-                packs[id(view)] = Packed(view, joined, units)
+            assert not odd, "rows of a head size that the kernels take"
+            packs[id(view)] = Packed(view, joined, units)
     return whole, packs
 
 

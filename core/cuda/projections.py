@@ -51,8 +51,9 @@ def fits_gate_norm(norm: Any, heads: int, dim: int) -> bool:
 
 def fit_together(modules: Sequence[Any], rows: int) -> bool:
     """True for layers of one kind, dense or quantized alike, that one step can have."""
-    kinds = {tuple(weights(module)[1].items()) for module in modules}
-    return all(fits_linear(module, rows) for module in modules) and len(kinds) == 1
+    if not all(fits_linear(module, rows) for module in modules):
+        return False
+    return len({tuple(weights(module)[1].items()) for module in modules}) == 1
 
 
 def fits_pair(gate: Any, up: Any, rows: int) -> bool:

@@ -110,12 +110,12 @@ __device__ __forceinline__ Best largest(const float (&held)[PER], const int (&na
   return best;
 }
 
-// The TOP largest of a block's share of a row, largest first, each thread holding PER numbers.
-// values, ids: (rows, parts, TOP). Where `given` is null a number's id is its column.
 struct HeldBest {  // in shared memory
   Best of_warps[kWarps];
 };
 
+// The TOP largest of a block's share of a row, largest first, each thread holding PER numbers.
+// values, ids: (rows, parts, TOP). Where `given` is null a number's id is its column.
 template <typename In, int TOP, int PER>
 __device__ __forceinline__ void top(
     const In* numbers, const int* given, float* values, int* ids, int columns, int parts, int block,
@@ -152,17 +152,18 @@ __device__ __forceinline__ void top(
   }
 }
 
-// Row by row, the candidate with the best unary + pairwise score given the row before; one block,
-// a warp for every kWarps-th candidate. projected (T, R); codebooks (V, R); out (T).
+template <int TOP>
 struct HeldPath {  // in shared memory
-  float scores[16];
+  float scores[TOP];
   int previous;
 };
 
+// Row by row, the candidate with the best unary + pairwise score given the row before; one block,
+// a warp for every kWarps-th candidate. projected (T, R); codebooks (V, R); out (T).
 template <typename In, int TOP>
 __device__ __forceinline__ void walk(
     const float* unary, const int* candidates, const In* projected, const In* predecessors,
-    const In* successors, const int* anchor, int* out, int T, int R, HeldPath& held) {
+    const In* successors, const int* anchor, int* out, int T, int R, HeldPath<TOP>& held) {
   float* scores = held.scores;
   int& previous = held.previous;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -38,8 +38,8 @@ PLACE = UNIT_BYTES // mx.int32.size
 class FusedDraft:
     """Drafts and context rows of one model.
 
-    groups: layers whose contexts share a buffer; embed: ids -> hidden rows, which `table` holds
-    where it is the embedding itself; head: hidden rows -> scaled logits.
+    groups: layers whose contexts share a buffer; embed: ids -> hidden rows; table: the embedding
+    where `embed` does nothing else, or None; head: hidden rows -> scaled logits.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class FusedDraft:
         embed: Callable[[mx.array], mx.array],
         head: Callable[[mx.array], mx.array],
         rope: Any,
-        table: Any = None,
+        table: Any,
     ) -> None:
         compiled: Any = mx.compile
         self._model = model
@@ -217,13 +217,13 @@ def can_fuse(model: Any, config: DrafterConfig, rope: Any) -> bool:
         return False
     dtypes = {model.norm.weight.dtype}
     if config.selector is not None:
-        if config.selector.selector_top_k != ops.TOP:
+        selector = model.candidate_selector
+        books = (selector.predecessor_codebook, selector.successor_codebook)
+        packed = any(not isinstance(book, mx.array) for book in books)
+        if packed or config.selector.selector_top_k != ops.TOP:
             return False
-        dtypes |= {
-            model.candidate_selector.predecessor_codebook.dtype,
-            model.candidate_selector.successor_codebook.dtype,
-            *(layer.attention_conv.base_kernel.dtype for layer in model.layers),
-        }
+        dtypes |= {book.dtype for book in books}
+        dtypes |= {layer.attention_conv.base_kernel.dtype for layer in model.layers}
     rows = min(config.block_size, MAX_ROWS)
     heads_fit = all(fits_heads(layer.self_attn, rope, rows) for layer in model.layers)
     return dtypes == {mx.bfloat16} and heads_fit

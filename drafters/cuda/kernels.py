@@ -146,7 +146,7 @@ def walk(
     steps.append(
         Step(
             "walk",
-            _body(WALK, "dflash::HeldPath"),
+            _body(WALK, "dflash::HeldPath<16>"),
             1,
             {
                 "unary": f"{steps[-1].name}.values",
