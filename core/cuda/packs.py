@@ -1,7 +1,7 @@
-"""The weights of a layer in one buffer, so that a launch is handed one array for all of them, and
-projections of several layers as one.
+"""Weights side by side: a layer's in one buffer, a projection of several layers as one matrix.
 
-The layer's own arrays become views of the buffer: nothing is held twice.
+So a launch is handed one array for them. The layers' own arrays become views: nothing is held
+twice.
 """
 
 from __future__ import annotations
