@@ -223,7 +223,8 @@ class Generation:
             # A fused target's caches are cuts by now, and the next draft does not wait for them.
             caches = [] if self.target.is_fused else cache_arrays(self.cache)
             start_on_gpu([*caches, *self.contexts.state()])
-        self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])
+        if self.phases.enabled:
+            self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])
         if self.position // CLEAR_CACHE_EVERY_TOKENS > before // CLEAR_CACHE_EVERY_TOKENS:
             mx.clear_cache()
 

@@ -18,17 +18,17 @@ class PhaseTimer:
     ) -> None:
         self._clock = clock
         self._totals = totals
-        self._enabled = enabled
+        self.enabled = enabled
         self._last = clock() if enabled else 0.0
 
     def start(self) -> None:
         """Forget the time until now."""
-        if self._enabled:
+        if self.enabled:
             self._last = self._clock()
 
     def mark(self, phase: str, arrays: Sequence[mx.array]) -> None:
         """Wait for `arrays`, then book the time since the last mark under `phase`, in seconds."""
-        if not self._enabled:
+        if not self.enabled:
             return
         mx.eval(list(arrays))
         now = self._clock()
