@@ -16,10 +16,7 @@ def main() -> None:
         from .app import app
 
         app(prog_name="dflash")
-    except (
-        KeyboardInterrupt,
-        ImportError,
-    ) as exc:
+    except (KeyboardInterrupt, ImportError) as exc:
         if not is_interrupt(exc):  # before a command runs; then it is cli/app.py's
             raise
         sys.exit(130)

@@ -16,11 +16,11 @@ ALL = slice(None)
 
 
 class ContextBuffer:
-    """Keys and values (1, kv heads, rows, head_dim); `rows` of them are context. Layers that see
-    equally far can share one, their heads side by side."""
+    """Keys and values (1, heads, rows, head_dim); `rows` of them are context. Layers that see
+    equally far can share one, their key heads side by side."""
 
     def __init__(self, heads: int, head_dim: int, window: int | None, dtype: mx.Dtype) -> None:
-        self._heads = heads
+        self.heads = heads
         self._head_dim = head_dim
         self._keep = None if window is None else window - 1
         self._dtype = dtype
@@ -86,8 +86,6 @@ class ContextBuffer:
         """As with_block, but all rows of the buffers, and which of them count."""
         self._write(keys, values, heads)
         live = slice(self._start, self._end + keys.shape[2])
-        if heads == ALL:
-            return self._keys, self._values, live
         return self._keys[:, heads], self._values[:, heads], live
 
     def _write(self, keys: mx.array, values: mx.array, heads: slice = ALL) -> None:
@@ -108,7 +106,7 @@ class ContextBuffer:
         self._start, self._end = 0, rows
 
     def _zeros(self, rows: int) -> mx.array:
-        return mx.zeros((1, self._heads, rows, self._head_dim), dtype=self._dtype)
+        return mx.zeros((1, self.heads, rows, self._head_dim), dtype=self._dtype)
 
 
 class HeadsOf:

@@ -26,6 +26,7 @@ SLOW_SEC = {
     "test_cli_generate": 41,
     "test_cli_quantize": 10,
     "test_cli_requests": 16,
+    "test_cuda_draft": 18,
     "test_cuda_joined": 30,
     "test_cuda_on_cpu": 20,
     "test_decode": 9,

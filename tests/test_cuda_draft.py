@@ -12,6 +12,7 @@ import mlx.nn as nn
 import pytest
 from cuda_on_cpu import COMPILER, CudaOnCpu, emulate
 from mlx.utils import tree_map, tree_map_with_path
+from test_cuda_on_cpu import distance
 from test_fused import traced_once
 from tiny import make_target
 from tiny_drafter import raw_drafter, write_config
@@ -127,12 +128,6 @@ def contexts(drafter: DFlashDrafter) -> list[mx.array]:
     return [part for context in rows for part in context.with_block(none, none)]
 
 
-def distance(found: mx.array, expected: mx.array) -> float:
-    a, b = found.astype(mx.float32), expected.astype(mx.float32)
-    error: Any = mx.linalg.norm((a - b).flatten()) / mx.linalg.norm(b.flatten())
-    return float(error.item())
-
-
 def chosen(drafter: DFlashDrafter, hidden: mx.array) -> Any:
     """The path that plain operations take over these hidden rows."""
     logits = drafter.block_logits(hidden)
@@ -160,7 +155,7 @@ def test_a_draft_is_that_of_plain_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fast, plain, exact = make_drafters(kind, bits, tmp_path, monkeypatch, **changes)
-    found = logits_of(fast, monkeypatch)
+    found = hidden_of(fast, monkeypatch)
     seen: list[Any] = []
     for seed, count in enumerate((9, 4, 1, 6)):  # 9 rows are too many for the kernels
         start = len(emulated.calls)
@@ -193,7 +188,7 @@ def test_launches_do_not_matter(
                 patch.setattr(fast, "_fused", fused_again(fast))
             elif apart:
                 patch.setattr(fused, "joins_layer", lambda layer, rows: False)
-            found = logits_of(fast, patch)
+            found = hidden_of(fast, patch)
             start = len(emulated.calls)
             show(fast, 3, 1)
             fast.draft(mx.array([ANCHOR]), COUNT)
@@ -220,7 +215,7 @@ def test_what_the_kernels_do_not_take_is_left_to_plain_operations(
         show(drafter, 5, 1)
     for mine, theirs in zip(contexts(fast), contexts(plain), strict=True):
         assert distance(mine, theirs) < 4e-2
-    found = logits_of(fast, monkeypatch)
+    found = hidden_of(fast, monkeypatch)
     fast.draft(mx.array([ANCHOR]), COUNT)
     assert_as_near(found[0], plain, exact)
 
@@ -256,8 +251,8 @@ def fused_again(drafter: DFlashDrafter) -> fused.FusedDraft:
     )
 
 
-def logits_of(drafter: DFlashDrafter, patch: pytest.MonkeyPatch) -> list[mx.array]:
-    """Fills as the drafter asks for logits."""
+def hidden_of(drafter: DFlashDrafter, patch: pytest.MonkeyPatch) -> list[mx.array]:
+    """Fills with the hidden rows that each fused draft hands to the head."""
     found: list[mx.array] = []
     head: Any = drafter._fused
     inner = head._head

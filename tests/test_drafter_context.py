@@ -45,7 +45,7 @@ def seen(keys: mx.array, values: mx.array) -> list[int]:
 
 def context_of(buffer: ContextBuffer) -> tuple[mx.array, mx.array]:
     """The context alone: a block of no rows behind it."""
-    nothing = mx.zeros((1, buffer._heads, 0, buffer._head_dim), dtype=buffer._dtype)
+    nothing = mx.zeros((1, buffer.heads, 0, buffer._head_dim), dtype=buffer._dtype)
     return buffer.with_block(nothing, nothing)
 
 

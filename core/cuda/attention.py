@@ -104,8 +104,7 @@ def prepare_keys(
 ) -> tuple[mx.array, mx.array]:
     """As `prepare`, for rows that ask nothing: keys and values (1, T, Hk, D) -> (1, Hk, T, D)."""
     norm = attention.k_norm
-    inputs: dict[str, Given] = {"k": keys, "v": values, "position": position}
-    inputs["k_weight"] = norm.weight
+    inputs = {"k": keys, "v": values, "k_weight": norm.weight, "position": position}
     step = prepare_keys_step("prepare_keys", inputs, keys.shape[1:], keys.shape[2], norm.eps, rope)
     k_out, v_out = run_step(step)
     return k_out, v_out

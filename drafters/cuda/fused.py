@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...core.cuda.attention import attend, fits_heads, prepare
-from ...core.cuda.joined import Chain
+from ...core.cuda.joined import HEADS, Chain
 from ...core.cuda.kernels import CudaKernels, cuda_in_use
 from ...core.cuda.packs import pack_layers
 from ...core.cuda.projections import MAX_ROWS, Feed, fits_linear, linear_step
@@ -65,7 +65,6 @@ class FusedDraft:
         rows = ContextRows(model, [i for some in groups for i in some], rope, self._kernels)
         self._kernels.packs |= rows.packs
         self._kernels.packs |= pack_layers(layers, self._kernels.packs)
-        self._heads = [sum(layers[i].self_attn.kv_heads for i in some) for some in groups]
         self._ids_at = (1 + len(groups)) * PLACE
         self._is_small = all(self._kernels.is_small(layer) for layer in layers)
         self._parts = [
@@ -100,10 +99,10 @@ class FusedDraft:
         where = mx.array([position, 0, 0, 0], dtype=mx.int32)  # MLX keeps two or less on the host
         keys, values, turn().token = self._rows(taps, where, turn().token)
         first = 0
-        for buffer, heads in zip(buffers, self._heads, strict=True):
-            part = slice(first, first + heads)
+        for buffer in buffers:
+            part = slice(first, first + buffer.heads)
             buffer.append(keys[:, part], values[:, part])
-            first += heads
+            first += buffer.heads
 
     def _some(
         self,
@@ -188,7 +187,7 @@ class FusedDraft:
         self, attention: Any, x: mx.array, context: LayerContext, norm: Any = None
     ) -> mx.array:
         """What attention over norm(x) gives before its output projection."""
-        modules = (attention.q_proj, attention.k_proj, attention.v_proj)
+        modules = [getattr(attention, name) for name in HEADS]
         counts = (attention.heads, attention.kv_heads, attention.kv_heads)
         heads = self._kernels.several(modules, x, counts, norm)
         queries, keys, values = prepare(attention, self._rope, heads, context.position)
