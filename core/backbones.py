@@ -84,6 +84,11 @@ class Backbone(ABC):
         """The embedding module where `embed` is nothing but its rows, None where it scales them."""
         return self.body.embed_tokens if type(self).embed is Backbone.embed else None
 
+    @property
+    def head_projection(self) -> Any | None:
+        """The module that `head` is all of, None where nobody needs to know."""
+        return None
+
     def block_ids(self, anchor: mx.array, drafts: mx.array, vocab: int) -> mx.array:
         """(1 + k,): what a verify pass is fed, the anchor (1,) and drafts (k,), each in the
         vocabulary."""

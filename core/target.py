@@ -90,6 +90,11 @@ class Target:
         """The embedding module, where embed_token_ids gives its rows as they stand, else None."""
         return self.backbone.embedding_table
 
+    @property
+    def head_projection(self) -> Any | None:
+        """The module that head_logits is all of, else None."""
+        return self.backbone.head_projection
+
     def logits_from_hidden(self, hidden: mx.array) -> mx.array:
         """(1, T, hidden) after the final norm -> (1, T, vocab), as the target itself has them."""
         return self.backbone.logits(hidden)

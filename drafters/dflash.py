@@ -42,6 +42,10 @@ class FusedEnds(TargetEnds, Protocol):
     def embedding_table(self) -> Any | None:
         """The embedding module, where embed_token_ids gives its rows as they stand, else None."""
 
+    @property
+    def head_projection(self) -> Any | None:
+        """The module that head_logits is all of, else None."""
+
 
 class DFlashModel(nn.Module):
     """The weights: `fc`, `hidden_norm`, layers, `norm`, and DFlash2's selector."""
@@ -233,7 +237,8 @@ def _fused(drafter: DFlashDrafter, groups: list[list[int]]) -> FusedDraft | None
 
     if not can_fuse(drafter.model, drafter.config, drafter._rope):
         return None
-    ends = cast(FusedEnds, drafter._ends)
+    ends, config = cast(FusedEnds, drafter._ends), drafter.config
+    is_bare = config.output_multiplier == 1.0 and config.final_logit_softcapping is None
     return FusedDraft(
         drafter.model,
         drafter.config,
@@ -242,4 +247,5 @@ def _fused(drafter: DFlashDrafter, groups: list[list[int]]) -> FusedDraft | None
         drafter.block_logits,
         drafter._rope,
         ends.embedding_table,
+        ends.head_projection if is_bare else None,
     )

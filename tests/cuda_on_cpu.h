@@ -43,6 +43,11 @@ inline float __int_as_float(int bits) {
   memcpy(&value, &bits, 4);
   return value;
 }
+inline unsigned __float_as_uint(float number) {
+  unsigned bits;
+  std::memcpy(&bits, &number, sizeof(bits));
+  return bits;
+}
 inline float __uint_as_float(unsigned bits) { return __int_as_float(int(bits)); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
@@ -194,10 +199,14 @@ struct Grid {
   }
 };
 
-inline void warm_rows(const void* rows, int count, int width, int) {  // as far as it may read
+inline void warm_line(const void* address) {
   static volatile char seen;
-  for (int i = threadIdx.x; i < count * width; i += kWarps * 32)
-    seen = static_cast<const char*>(rows)[i];
+  seen = *static_cast<const char*>(address);
+}
+template <typename Which>
+inline void warm_rows(const void* rows, const Which& which, int width, int) {  // as far as it may read
+  for (int i = threadIdx.x; i < which.count() * width; i += kWarps * 32)
+    warm_line(static_cast<const char*>(rows) + size_t(which.row(i / width)) * width + i % width);
 }
 inline uint4 load_once(const void* address) { return *static_cast<const uint4*>(address); }
 inline uint4 load_shared_line(const void* address) { return *static_cast<const uint4*>(address); }
@@ -213,6 +222,21 @@ inline T exchange(T value, int mask) {
 }
 inline int warp_xor(int value, int mask) { return exchange(value, mask); }
 inline float warp_xor(float value, int mask) { return exchange(value, mask); }
+
+inline unsigned warp_max(unsigned value) {
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const unsigned other = exchange(value, mask);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+inline unsigned long long warp_max(unsigned long long value) {
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const unsigned long long other = exchange(value, mask);
+    value = other > value ? other : value;
+  }
+  return value;
+}
 
 inline float low_number(unsigned pair) { return __int_as_float(pair << 16); }
 inline float high_number(unsigned pair) { return __int_as_float(pair & 0xFFFF0000u); }

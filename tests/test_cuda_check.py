@@ -11,7 +11,7 @@ import pytest
 from tiny import make_target
 
 from dflash_suite.core.cuda import bodies, launch
-from dflash_suite.core.cuda.assemble import Body, Function, Signature, assemble
+from dflash_suite.core.cuda.assemble import Body, Function, Signature, assemble, repeats
 from dflash_suite.core.cuda.backbone import FusedBackbone, fused_backbone
 from dflash_suite.core.cuda.check import compare, probe_fused
 from dflash_suite.core.cuda.kernels import cuda_in_use
@@ -98,15 +98,41 @@ def test_steps_of_a_launch_see_what_those_before_them_made() -> None:
     ]
     kernel = assemble("abc", tuple(chain), ("a_x", "token", "words"), ("c_y", "token_next"), True)
     assert kernel.residents == 2 and kernel.bounds == "__launch_bounds__(256, 2)"
-    wait = "dflash::Grid{(unsigned*)words}.sync();\n"
-    calls = ["step_0<false>({a_blocks, a_x, a_y});", "step_1<false>({b_blocks, a_y, b_y});"]
-    calls.append("step_0<false>({c_blocks, b_y, c_y});")
-    assert kernel.body.startswith(f"\n{wait}".join(calls)), "steps that are alike share a function"
+    wait = "dflash::Grid{(unsigned*)words}.sync();"
+    calls = [
+        called(0, "", "a_blocks, a_x, a_y"),
+        called(1, wait, "b_blocks, a_y, b_y"),
+        called(0, wait, "c_blocks, b_y, c_y"),
+    ]
+    assert kernel.body.startswith("\n".join(calls)), "steps that are alike share a function"
     warm = replace(one, body=replace(body, warm="fetch(x);"))
     chain[2] = replace(chain[2], function=warm)
     other = assemble("abc", tuple(chain), ("a_x", "token", "words"), ("c_y", "token_next"), True)
     assert other.name != kernel.name, "MLX keeps kernels by name"
-    assert f"step_2<true>({{c_blocks, b_y, c_y}});\n{wait}step_2<false>" in other.body
+    assert called(2, f"step_2<true>(given); {wait}", "c_blocks, b_y, c_y") in other.body
+    again = assemble("abc", (*chain[:2], *chain[:2]), ("a_x",), ("b_y",), True)
+    assert again.body.count("step_0<false>") == again.body.count("step_1<false>") == 1, "a loop"
+    assert "turn < 2" in again.body and again.body.count("if (turn == 1) given = ") == 2
+
+
+def called(step: int, before: str, given: str) -> str:
+    arguments = f"of_{step}::Arguments"
+    return f"{{ {arguments} given = {arguments}{{{given}}}; {before} step_{step}<false>(given); }}"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pieces"),
+    [
+        ("abcabcabcd", [(3, 3), (1, 1)]),
+        ("xabab", [(1, 1), (2, 2)]),
+        ("aab", [(1, 2), (1, 1)]),
+        ("abcde", [(1, 1)] * 5),
+        ("aabaab", [(3, 2)]),
+        ("", []),
+    ],
+)
+def test_alike_steps_are_one_piece(kinds: str, pieces: list[tuple[int, int]]) -> None:
+    assert repeats([ord(kind) for kind in kinds]) == pieces
 
 
 def test_a_call_compiles_one_text_for_its_types_and_hands_over_shapes(

@@ -4,6 +4,7 @@ share launches: the text of the CUDA kernels, run on a CPU."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
 
 class Ends:
     """A table and a head of the target's kind; the table of 8 bits is none of the kernels'."""
+
+    head_projection: Any = None
 
     def __init__(self, vocab: int, bits: int) -> None:
         self.is_fused = False
@@ -164,12 +167,14 @@ def test_a_draft_is_that_of_plain_operations(
         assert fast.context_lengths == plain.context_lengths
         for mine, theirs in zip(contexts(fast), contexts(plain), strict=True):
             assert mine.shape == theirs.shape and distance(mine, theirs) < 4e-2
-        assert len(emulated.calls) - start == (0 if count == 9 else 1)
+        assert len(emulated.calls) - start == (0 if count == 9 else 2), "their place; they"
         ids = [one.draft(mx.array([ANCHOR]), COUNT).tolist() for one in (fast, plain)]
         assert_as_near(found[-1], plain, exact)
         assert ids[0] == chosen(fast, found[-1]), "the path of these hidden rows"
-        launches = len(emulated.calls) - start - (0 if count == 9 else 1)
-        assert launches == (6 if kind == "dflash2" else 5), "the ids, 3 layers, the end, the choice"
+        launches = len(emulated.calls) - start - (0 if count == 9 else 2)
+        assert launches == (3 if kind == "dflash2" else 2), (
+            "numbers, all before the head, the choice"
+        )
         seen += ids
     assert len({*map(tuple, seen)}) > 2, "one path shows nothing"
 
@@ -196,7 +201,27 @@ def test_launches_do_not_matter(
             logits.append([*found, *contexts(fast)])
     for one, other in zip(*logits, strict=True):
         assert mx.array_equal(one, other)
-    assert calls[0] == 7 and (calls[1] == 7) == (how == "several parts")
+    assert calls[0] == 2 + 3 and (calls[1] == 2 + 1 + 3 + 2) == (how == "several parts")
+
+
+def test_a_small_head_is_part_of_the_launch(
+    emulated: CudaOnCpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, _, _ = make_drafters("dflash2", 4, tmp_path, monkeypatch)
+    head = nn.Linear(WIDTH, fast.config.vocab_size, bias=False)
+    ends: Any = fast._ends
+    head.weight = ends._head
+    monkeypatch.setattr(ends, "head_logits", partial(CudaKernels().linear, head))
+    show(fast, 9, 1)
+    paths, launches = [], []
+    for projection in (None, head):
+        monkeypatch.setattr(Ends, "head_projection", projection)
+        monkeypatch.setattr(fast, "_fused", fused_again(fast))
+        start = len(emulated.calls)
+        paths.append([fast.draft(mx.array([anchor]), COUNT).tolist() for anchor in range(9)])
+        launches.append(len(emulated.calls) - start)
+    assert paths[0] == paths[1] and len({str(path) for path in paths[0]}) > 4
+    assert launches == [9 * 4, 9 * 2], "numbers; up to the head, it and the choice, or all in one"
 
 
 @pytest.mark.parametrize(
@@ -248,6 +273,7 @@ def fused_again(drafter: DFlashDrafter) -> fused.FusedDraft:
         drafter.block_logits,
         drafter._rope,
         ends.embedding_table,
+        ends.head_projection,
     )
 
 
@@ -271,7 +297,7 @@ def test_a_block_is_fed_the_anchor_and_legal_drafts(emulated: CudaOnCpu, dtype: 
     plain, fed = make_target("hybrid").backbone, mx.array([5])
     odd = [3, 0, 10**6, 99] + ([-1] if dtype == mx.int32 else [2**32 - 1])
     drafts = mx.array(odd, dtype=dtype)
-    found, expected = block_ids(fed, drafts, 100), plain.block_ids(fed, drafts, 100)
+    found, expected = block_ids(5, drafts, 100), plain.block_ids(fed, drafts, 100)
     assert mx.array_equal(found, expected) and found.dtype == mx.int32
     assert found[:5].tolist() == [5, 3, 0, 99, 99]
 

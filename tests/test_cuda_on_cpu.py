@@ -18,7 +18,7 @@ from tiny_drafter import raw_drafter, write_config
 from dflash_suite.core.cuda.attention import attend, prepare, prepare_keys
 from dflash_suite.core.cuda.kernels import CudaKernels
 from dflash_suite.core.cuda.ops import OpKernels
-from dflash_suite.core.cuda.steps import turn
+from dflash_suite.core.cuda.steps import NO_PACKS, run_steps, turn
 from dflash_suite.drafters.config import read_drafter_config
 from dflash_suite.drafters.cuda import kernels as draft
 from dflash_suite.drafters.cuda.conv import after_branch, before_branch
@@ -277,6 +277,9 @@ def test_the_walk_takes_the_selectors_path(tmp_path: Path) -> None:
     anchor = mx.array([3], dtype=mx.int32)
     projected = selector.hidden_projection.weight = normal(*selector.hidden_projection.weight.shape)
     projected = hidden @ selector.hidden_projection.weight.T
-    path, _ = draft.walk(selector, projected, logits, anchor, turn().token)
+    tops = draft.top_steps(logits, 6, config.vocab_size, logits.dtype)
+    steps = draft.walk_steps(selector, projected, tops, anchor)
+    made, _ = run_steps(steps, turn().token, ["walk.out"], NO_PACKS)
+    path = made["walk.out"]
     assert path.tolist() == selector(hidden, logits, anchor).tolist()
     assert len({*map(str, path)}) > 3, "a path of one id shows nothing"

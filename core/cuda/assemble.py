@@ -74,12 +74,13 @@ def assemble(
     """The kernel of a launch; its name holds its text, since MLX keeps kernels by name."""
     functions = list(dict.fromkeys(step.function for step in steps))
     files = dict.fromkeys(file for function in functions for file in function.body.files)
-    parts = [_read(file) for file in (PRIMITIVES, *files)]
+    parts = [primitives(), *map(_read, files)]
     parts += [f"constexpr int DEPTH = {DEPTH if several else 4};"]
     parts += [_types(function, at) for at, function in enumerate(functions)]
     parts += [_memory(functions)]
+    kinds = [functions.index(step.function) for step in steps]
     parts += [_function(function, at, several) for at, function in enumerate(functions)]
-    body = _calls(steps, functions)
+    body = _calls(steps, kinds)
     if several:
         body += "if (threadIdx.x == 0 && blockIdx.x == 0) token_next[0] = token[0] + 1;\n"
     header = "\n".join(parts)
@@ -127,7 +128,8 @@ BODY
 
 
 def _function(function: Function, at: int, several: bool) -> str:
-    """The body as a function of its arguments."""
+    """The body as a function of its arguments; inlined, since as a call it takes up to twice as
+    long."""
     lines = [f"using namespace of_{at};", f"auto& held = memory.of_{at};"]
     lines += [f"{kind} {name} = given.{name};" for kind, name in function.arguments]
     warm = f"if (WARMS) {{ {function.body.warm} return; }}" if several else ""
@@ -138,17 +140,63 @@ def _function(function: Function, at: int, several: bool) -> str:
     )
 
 
-def _calls(steps: Sequence[Signature], functions: Sequence[Function]) -> str:
+def _calls(steps: Sequence[Signature], kinds: Sequence[int]) -> str:
     """Step after step. While a block waits it fetches what it will read first."""
-    lines = []
-    for index, step in enumerate(steps):
-        at = functions.index(step.function)
-        given = f"({{{', '.join(step.given)}}});"
-        if index:
-            warm = [f"step_{at}<true>{given}"] if step.function.body.warm else []
-            lines += [*warm, "dflash::Grid{(unsigned*)words}.sync();"]
-        lines.append(f"step_{at}<false>{given}")
+    lines: list[str] = []
+    first = 0
+    for length, times in repeats(kinds):
+        turns = [steps[first + turn * length :][:length] for turn in range(times)]
+        calls = [
+            _call(kinds[first + at], [turn[at] for turn in turns], first + at == 0)
+            for at in range(length)
+        ]
+        loop = [f"#pragma unroll 1\nfor (int turn = 0; turn < {times}; ++turn) {{"]
+        lines += calls if times == 1 else [*loop, *calls, "}"]
+        first += length * times
     return "\n".join(lines) + "\n"
+
+
+def _call(kind: int, turns: Sequence[Signature], is_first: bool) -> str:
+    """One step, or the same one of every turn of a loop; only the first of a launch waits for
+    nobody."""
+    given, *others = [f"of_{kind}::Arguments{{{', '.join(turn.given)}}}" for turn in turns]
+    lines = [f"of_{kind}::Arguments given = {given};"]
+    lines += [f"if (turn == {at}) given = {other};" for at, other in enumerate(others, 1)]
+    wait = f"step_{kind}<true>(given); " if turns[0].function.body.warm else ""
+    wait += "dflash::Grid{(unsigned*)words}.sync();"
+    if is_first:
+        wait = f"if (turn) {{ {wait} }}" if others else ""
+    return " ".join(["{", *lines, wait, f"step_{kind}<false>(given); }}"])
+
+
+def repeats(kinds: Sequence[int]) -> list[tuple[int, int]]:
+    """kinds in pieces, [(length, times)]: from the front on what repeats most is one piece, so that
+    alike layers share their code."""
+    pieces: list[tuple[int, int]] = []
+    at = 0
+    while at < len(kinds):
+        left = kinds[at:]
+        best = max(
+            ((length, _times(left, length)) for length in range(1, len(left) // 2 + 1)),
+            key=lambda piece: piece[0] * (piece[1] - 1),
+            default=(1, 1),
+        )
+        pieces.append(best if best[1] > 1 else (1, 1))
+        at += pieces[-1][0] * pieces[-1][1]
+    return pieces
+
+
+def _times(kinds: Sequence[int], length: int) -> int:
+    """How often the first `length` follow each other."""
+    times = 1
+    while kinds[times * length : (times + 1) * length] == kinds[:length]:
+        times += 1
+    return times
+
+
+def primitives() -> str:
+    """What every kernel's text begins with."""
+    return _read(PRIMITIVES)
 
 
 @cache

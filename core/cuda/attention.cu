@@ -195,10 +195,10 @@ struct Tile {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sum[r] = 0.0f;
     const int behind = held.split - held.start, inside = count < behind ? count : behind;
-#pragma unroll 4
+#pragma unroll 8
     for (int j = 0; j < inside; ++j)
       add<kRows>(sum, p + j * kRowStride + first, float(held.row(j)[d]));
-#pragma unroll 1
+#pragma unroll 4
     for (int j = inside > 0 ? inside : 0; j < count; ++j)
       add<kRows>(sum, p + j * kRowStride + first, float(held.row(j)[d]));
 #pragma unroll

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..backbones import HybridBackbone
+from ..device import read_ids
 from ..gdn import GdnTape
 from ..gdn_cache import Held
 from .ends import block_ids, join_rows
@@ -30,12 +31,13 @@ class FusedBackbone(HybridBackbone):
         self._kernels = kernels
         kernels.pack(self.layers)
         self._decoder = FusedDecoder(self.layers, self.body.norm, kernels, compile)
+        self._join = compile(join_rows)
 
     @property
     def fits(self) -> bool:
         """Whether the projections of a layer and the head are of a kind that the kernels take."""
         gdn = next(layer.linear_attn for layer in self.layers if layer.is_linear)
-        return fits_linear(gdn.out_proj, 1) and fits_linear(self._head_module, 1)
+        return fits_linear(gdn.out_proj, 1) and fits_linear(self.head_projection, 1)
 
     @property
     def independent_rows(self) -> int:
@@ -48,16 +50,16 @@ class FusedBackbone(HybridBackbone):
         return HybridBackbone(self.model)
 
     def _all_fit(self, rows: int) -> bool:
-        return fits_linear(self._head_module, rows) and all(
+        return fits_linear(self.head_projection, rows) and all(
             fits_layer(self._kernels, layer, rows) for layer in self.layers
         )
 
     @property
-    def _head_module(self) -> Any:
+    def head_projection(self) -> Any:
         return self.body.embed_tokens if self.is_tied else self.text.lm_head
 
     def head(self, hidden: mx.array) -> mx.array:
-        return self._kernels.linear(self._head_module, hidden)
+        return self._kernels.linear(self.head_projection, hidden)
 
     def run(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
@@ -70,11 +72,11 @@ class FusedBackbone(HybridBackbone):
         integers = drafts.dtype in (mx.int32, mx.uint32) and anchor.dtype == mx.int32
         if not (integers and self._kernels.is_cuda):
             return super().block_ids(anchor, drafts, vocab)
-        return block_ids(anchor, drafts, vocab)
+        return block_ids(read_ids(anchor)[0], drafts, vocab)
 
     def join_taps(self, taps: Sequence[mx.array]) -> mx.array:
         few = taps[0].shape[1] <= MAX_ROWS and self._kernels.is_cuda
-        return join_rows(taps) if few else super().join_taps(taps)
+        return self._join(taps) if few else super().join_taps(taps)
 
     def recur(
         self, gdn: Any, x: mx.array, entry: Any, record: bool

@@ -87,19 +87,28 @@ COMBINE = """
 def fill_tile(tile: str, suffix: str, quantized: bool, outputs: str = "N") -> str:
     """Statements that point `tile` at the weights from output `row` on, of so many."""
     last = f"{tile}.last = min({outputs} - int(row), 16) - 1;"
+    return last + point_tile(tile, suffix, quantized)
+
+
+def point_tile(tile: str, suffix: str, quantized: bool) -> str:
+    """The same without saying which rows behind it are the tile's."""
     if not quantized:
-        return f"{last}{tile}.w = w{suffix} + row * K;"
+        return f"{tile}.w = w{suffix} + row * K;"
     return (
-        f"{last}"
         f"{tile}.w = w{suffix} + row * (K / 8);"
         f"{tile}.scales = scales{suffix} + row * (K / GROUP);"
         f"{tile}.biases = biases{suffix} + row * (K / GROUP);"
     )
 
 
-def project(text: str, quantized: bool, kind: str, tiles: str) -> Body:
-    """A projection of `tiles` tiles a piece: TILE and ROWS in its text filled in."""
-    text = text.replace("TILE", "Quantized<GROUP>" if quantized else "Dense<DEPTH>")
+def project(
+    text: str, quantized: bool, kind: str, tiles: str, which: str = "dflash::Neighbours"
+) -> Body:
+    """A projection of `tiles` tiles a piece: TILE and ROWS in its text filled in. which: the rows
+    of the weights that a tile has."""
+    text = text.replace(
+        "TILE", f"Quantized<GROUP, {which}>" if quantized else f"Dense<DEPTH, {which}>"
+    )
     shared = f"dflash::Held<{tiles}, MT, {FACTORS[kind]}>"
     warm = "dflash::warm_tiles(tiles, K);"
     return Body(text.replace("ROWS", ROWS[kind]), PROJECTION_FILES, shared, warm)

@@ -7,8 +7,8 @@ from functools import cache
 
 import mlx.core as mx
 
-from .assemble import Body
-from .launch import TYPES
+from .assemble import Body, primitives
+from .launch import TYPES, Kernel, grid_words
 from .steps import Given, Step, run_step
 
 LINE_BYTES = 16
@@ -21,7 +21,7 @@ JOIN = """
 """
 FEED = """
   for (int i = threadIdx.x; i <= M; i += dflash::kWarps * 32) {
-    const int id = i == 0 ? anchor[0] : int(ids[i - 1]);
+    const int id = i == 0 ? anchor : int(ids[i - 1]);
     out[i] = i == 0 ? id : id < 0 ? (IS_SIGNED ? 0 : last) : id < last ? id : last;
   }
 """
@@ -52,18 +52,44 @@ def join_rows(parts: Sequence[mx.array]) -> mx.array:
     )[0]
 
 
-def block_ids(anchor: mx.array, ids: mx.array, vocab: int) -> mx.array:
-    """int32 (1 + k,): the anchor (1,) and drafts (k,), those outside the vocabulary as the nearest
+@cache
+def _feed() -> Kernel:
+    return Kernel("feed", ("ids",), ("out",), FEED, primitives())
+
+
+def block_ids(anchor: int, ids: mx.array, vocab: int) -> mx.array:
+    """int32 (1 + k,): the anchor and drafts (k,), those outside the vocabulary as the nearest
     inside."""
     count = ids.shape[0]
-    return run_step(
-        Step(
-            "feed",
-            Body(FEED, ()),
-            1,
-            {"anchor": anchor, "ids": ids},
-            {"out": ((1 + count,), mx.int32)},
-            {"IS_SIGNED": int(ids.dtype == mx.int32)},
-            {"M": count, "last": vocab - 1},
-        )
+    return _feed()(
+        inputs=[ids],
+        blocks=1,
+        output_shapes=[(1 + count,)],
+        output_dtypes=[mx.int32],
+        template=[("IS_SIGNED", int(ids.dtype == mx.int32))],
+        scalars={"anchor": anchor, "M": count, "last": vocab - 1},
+    )[0]
+
+
+@cache
+def _numbers(count: int) -> Kernel:
+    body = "".join(f"out[{index}] = n_{index};" for index in range(count))
+    return Kernel(
+        f"numbers_{count}",
+        ("words",),
+        ("out",),
+        f"if (threadIdx.x == 0) {{ {body} }}",
+        primitives(),
+    )
+
+
+def numbers(values: Sequence[int]) -> mx.array:
+    """int32 (n,) that the device writes itself. What the host writes lies in managed memory, and
+    the first kernel that reads it may wait 100 microseconds for its page."""
+    return _numbers(len(values))(
+        inputs=[grid_words()],
+        blocks=1,
+        output_shapes=[(len(values),)],
+        output_dtypes=[mx.int32],
+        scalars={f"n_{index}": value for index, value in enumerate(values)},
     )[0]

@@ -32,7 +32,7 @@ from .joined import (
 )
 from .ops import OpKernels
 from .segments import Segment, split_segments
-from .steps import turn
+from .steps import Given, turn
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -74,7 +74,7 @@ class FusedDecoder:
         tapes: list[FusedTape | None] = [None] * len(self._layers)
         mixed: list[mx.array] = []
         keep, held = self._held(cache, rows, hidden.dtype)
-        span = mx.array([0, self._position(cache), keep], dtype=mx.int32)
+        span = self.kernels.numbers([0, self._position(cache), keep])
         place, token = span[1:], turn().token
         for segment, run in zip(self._segments, self._passes[record], strict=True):
             states = [held[index] for index in segment.gdn]
@@ -156,17 +156,21 @@ class FusedDecoder:
         """(hidden, what attention needs next, per GDN layer what the cache and tape need and the
         layer's output, token); the last entry of the list is the output of `before` where there
         is one."""
-        chain = Chain(hidden, token, self.kernels.packs)
-        made: list[list[mx.array]] = []
-        first: list[list[mx.array]] = []
+        chain = Chain.over(hidden, token, self.kernels.packs)
+        named: list[list[Given]] = []
+        first: list[list[Given]] = []
         if segment.before is not None:
             first = [[self._end(chain, segment.before, mixed)]]
         for index, (window, state) in zip(segment.gdn, states, strict=True):
-            made.append(self._gdn(chain, index, window, state, record, place))
+            named.append(self._gdn(chain, index, window, state, record, place))
+        inputs: Sequence[Given] = []
+        if segment.after is not None:
+            inputs = self._inputs(chain, segment.after, place)
+        hidden = chain.launch()
+        made = [[chain.found(one) for one in some] for some in named + first]
         if segment.after is None:
-            return self._norm(chain.launch()), [], made + first, chain.token
-        inputs = self._inputs(chain, segment.after, place)
-        return chain.launch(), inputs, made + first, chain.token
+            hidden = self._norm(hidden)
+        return hidden, [chain.found(one) for one in inputs], made, chain.token
 
     def _gdn(
         self,
@@ -176,20 +180,19 @@ class FusedDecoder:
         state: mx.array,
         record: bool,
         place: mx.array,
-    ) -> list[mx.array]:
+    ) -> list[Given]:
         """One GDN layer: its windows and states, and the hidden rows behind it."""
         layer, kernels = self._layers[index], self.kernels
         if kernels.joins(layer, chain.rows, chain.dtype):
             names = add_gdn_layer(chain, layer, window, state, record, place)
-            hidden = self._mlp(chain, index)
-            return [*map(chain.found, names), hidden]
+            return [*names, self._mlp(chain, index)]
         gdn, hidden = layer.linear_attn, chain.launch()
         qkv, z, a, b = self._project(gdn, hidden, layer.input_layernorm)
         y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record, place)
         chain.hidden = kernels.linear_gate_normed(gdn.out_proj, y, gdn.norm, z, hidden)
         return [window, state, self._mlp(chain, index)]
 
-    def _end(self, chain: Chain, index: int, mixed: list[mx.array]) -> mx.array:
+    def _end(self, chain: Chain, index: int, mixed: list[mx.array]) -> Given:
         """An attention layer from its attention on: the hidden rows behind it."""
         layer = self._layers[index]
         x = mixed[0] if len(mixed) == 1 else mixed[0] * mx.sigmoid(mixed[1])
@@ -199,13 +202,13 @@ class FusedDecoder:
             chain.hidden = self.kernels.linear(layer.self_attn.o_proj, x, chain.launch())
         return self._mlp(chain, index)
 
-    def _mlp(self, chain: Chain, index: int) -> mx.array:
-        """The end of every layer, and its launch."""
+    def _mlp(self, chain: Chain, index: int) -> Given:
+        """The end of every layer: the rows behind it."""
         layer, kernels = self._layers[index], self.kernels
         norm, mlp = layer.post_attention_layernorm, layer.mlp
         if kernels.joins(layer, chain.rows, chain.dtype):
             add_mlp(chain, layer)
-            return chain.launch()
+            return chain.keep()
         hidden = chain.launch()
         if is_dense(mlp):
             gated = kernels.gated(mlp.gate_proj, mlp.up_proj, hidden, norm)
@@ -215,14 +218,12 @@ class FusedDecoder:
         chain.hidden = hidden
         return hidden
 
-    def _inputs(self, chain: Chain, index: int, place: mx.array) -> list[mx.array]:
+    def _inputs(self, chain: Chain, index: int, place: mx.array) -> Sequence[Given]:
         """What the attention of layer `index` needs, as `_attention_inputs`."""
         layer = self._layers[index]
         if not self.kernels.joins(layer, chain.rows, chain.dtype):
             return self._attention_inputs(layer, chain.launch(), place)
-        names = add_attention_inputs(chain, layer, place)
-        chain.launch()
-        return [*map(chain.found, names)]
+        return add_attention_inputs(chain, layer, place)
 
     def _project(
         self, gdn: Any, x: mx.array, norm: Any = None

@@ -1,5 +1,5 @@
-"""Whole layers as steps of few launches: a GDN layer in one, an attention layer in three, between
-which its cache comes. A layer with a mixture of experts is not joined.
+"""Whole layers as steps of few launches: all between two attention calls are one. A layer with a
+mixture of experts is not joined.
 """
 
 from __future__ import annotations
@@ -66,19 +66,34 @@ def is_dense(mlp: Any) -> bool:
 class Chain:
     """Hidden rows on their way through steps that will share a launch.
 
-    hidden: where the rows stand, an array or a step's output; made: what the last launch gave, by
-    "step.output".
+    rows, width, dtype: of the rows; hidden: where they stand, an array or a step's output.
     """
 
-    def __init__(self, hidden: mx.array, token: mx.array, packs: Packs) -> None:
-        self.rows, self.width = hidden.shape[1:]
-        self.dtype = hidden.dtype
-        self.hidden: Given = hidden
+    def __init__(
+        self, rows: int, width: int, dtype: mx.Dtype, hidden: Given, token: mx.array, packs: Packs
+    ) -> None:
+        self.rows, self.width, self.dtype = rows, width, dtype
+        self.hidden = hidden
         self.token = token
-        self.made: dict[str, mx.array] = {}
         self._packs = packs
+        self._part = 0
         self._steps: list[Step] = []
         self._kept: set[str] = set()
+        self._made: dict[str, mx.array] = {}  # by "step.output"
+
+    @classmethod
+    def over(cls, hidden: mx.array, token: mx.array, packs: Packs) -> Chain:
+        """From rows (1, T, width) on."""
+        rows, width = hidden.shape[1:]
+        return cls(rows, width, hidden.dtype, hidden, token, packs)
+
+    def begin(self) -> None:
+        """Another part, whose steps are named apart from those of the parts before."""
+        self._part += 1
+
+    def name(self, step: str) -> str:
+        """A step's name in this part."""
+        return f"{step}{self._part}"
 
     def add(self, steps: Sequence[Step], hidden: Given, keep: Sequence[str] = ()) -> None:
         """More steps, after which the rows stand in `hidden`; keep: what else is needed later."""
@@ -86,19 +101,26 @@ class Chain:
         self._kept |= {*keep}
         self.hidden = hidden
 
+    def keep(self) -> Given:
+        """Where the rows stand now, which is needed later."""
+        if isinstance(self.hidden, str):
+            self._kept.add(self.hidden)
+        return self.hidden
+
     def launch(self) -> mx.array:
         """Everything added since the last launch: the hidden rows."""
+        self.keep()
         if self._steps:
-            wanted = self._kept | ({self.hidden} if isinstance(self.hidden, str) else set())
-            self.made, self.token = run_steps(self._steps, self.token, wanted, self._packs)
+            made, self.token = run_steps(self._steps, self.token, self._kept, self._packs)
+            self._made |= made
             self._steps, self._kept = [], set()
         hidden = self.hidden = self.found(self.hidden)
         return hidden
 
     def found(self, given: Given) -> mx.array:
-        """The array of a name of the last launch."""
+        """The array of a name that was kept in a launch."""
         assert not isinstance(given, Packed)
-        return self.made[given] if isinstance(given, str) else given
+        return self._made[given] if isinstance(given, str) else given
 
     def normed(self, norm: Any) -> Feed:
         """The rows through `norm`."""
@@ -114,20 +136,23 @@ def add_gdn_layer(
     place: mx.array,
 ) -> tuple[str, str]:
     """A GDN layer up to its MLP: the names of its windows and states, as OpKernels.gdn has them."""
+    chain.begin()
+    project, mix, end = map(chain.name, ("in", "gdn", "out"))
     gdn = layer.linear_attn
     modules = [getattr(gdn, part) for part in SPLIT]
     held: dict[str, Given] = {"window": window, "state": state, "place": place}
-    held |= {"qkv": "in.out_0", "a": "in.out_2", "b": "in.out_3"}
+    held |= {"qkv": f"{project}.out_0", "a": f"{project}.out_2", "b": f"{project}.out_3"}
     heads = (gdn.num_v_heads, gdn.head_v_dim)
-    feed = feed_gate_normed("gdn.y", gdn.norm, "in.out_1", chain.rows, *heads)
-    keep = ("gdn.windows", "gdn.states")
+    feed = feed_gate_normed(f"{mix}.y", gdn.norm, f"{project}.out_1", chain.rows, *heads)
+    keep = (f"{mix}.windows", f"{mix}.states")
+    normed = chain.normed(layer.input_layernorm)
     chain.add(
         [
-            several_step("in", modules, chain.normed(layer.input_layernorm), (0, heads[0], 0, 0)),
-            gdn_step("gdn", gdn, held, chain.rows, every, chain.dtype),
-            linear_step("out", gdn.out_proj, feed, chain.hidden),
+            several_step(project, modules, normed, (0, heads[0], 0, 0)),
+            gdn_step(mix, gdn, held, chain.rows, every, chain.dtype),
+            linear_step(end, gdn.out_proj, feed, chain.hidden),
         ],
-        "out.out",
+        f"{end}.out",
         keep,
     )
     return keep
@@ -135,40 +160,45 @@ def add_gdn_layer(
 
 def add_mlp(chain: Chain, layer: Any) -> None:
     """A dense MLP."""
+    up, down = map(chain.name, ("up", "down"))
     mlp = layer.mlp
     gated = chain.normed(layer.post_attention_layernorm)
-    inner = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": "up.out"})
+    inner = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": f"{up}.out"})
     chain.add(
         [
-            gated_step("up", mlp.gate_proj, mlp.up_proj, gated),
-            linear_step("down", mlp.down_proj, inner, chain.hidden),
+            gated_step(up, mlp.gate_proj, mlp.up_proj, gated),
+            linear_step(down, mlp.down_proj, inner, chain.hidden),
         ],
-        "down.out",
+        f"{down}.out",
     )
 
 
 def add_attention_inputs(chain: Chain, layer: Any, position: mx.array) -> list[str]:
     """The names of queries, keys, values (1, heads, T, D), and queries packed with their gates
     (1, T, H, S); the rows stay where they stand."""
+    chain.begin()
+    project, ready = map(chain.name, ("in", "ready"))
     attention = layer.self_attn
     modules = [getattr(attention, part) for part in HEADS]
     count, kv_heads = attention.num_attention_heads, attention.num_key_value_heads
     feed = chain.normed(layer.input_layernorm)
-    first = several_step("in", modules, feed, (count, kv_heads, kv_heads))
+    first = several_step(project, modules, feed, (count, kv_heads, kv_heads))
     shapes = (count, *first.outputs["out_1"][0][2:], first.outputs["out_0"][0][3])
-    heads: dict[str, Given] = {part: f"in.out_{i}" for i, part in enumerate("qkv")}
+    heads: dict[str, Given] = {part: f"{project}.out_{i}" for i, part in enumerate("qkv")}
     heads["position"] = position
-    ready = prepare_step("ready", attention, attention.rope, heads, chain.rows, shapes)
-    keep = [*(f"ready.{part}_out" for part in "qkv"), "in.out_0"]
-    chain.add([first, ready], chain.hidden, keep)
+    second = prepare_step(ready, attention, attention.rope, heads, chain.rows, shapes)
+    keep = [*(f"{ready}.{part}_out" for part in "qkv"), f"{project}.out_0"]
+    chain.add([first, second], chain.hidden, keep)
     return keep
 
 
 def add_attention_end(chain: Chain, layer: Any, mixed: mx.array) -> None:
     """The output projection of what attention gave, (1, T, heads * D)."""
+    chain.begin()
+    end = chain.name("out")
     rows = Feed("", chain.rows, mixed.shape[-1], {"x": mixed})
-    step = linear_step("out", layer.self_attn.o_proj, rows, chain.hidden)
-    chain.add([step], "out.out")
+    step = linear_step(end, layer.self_attn.o_proj, rows, chain.hidden)
+    chain.add([step], f"{end}.out")
 
 
 def run_attention(

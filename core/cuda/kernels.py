@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from ..device import on_cuda
 from .attention import fits_heads
 from .compiler import can_compile
+from .ends import numbers
 from .joined import joins_layer
 from .ops import OpKernels
 from .packs import pack_layers
@@ -57,6 +58,9 @@ class CudaKernels(OpKernels):
         """Whether a layer's launches would cost more than what the device does in them."""
         held: Any = tree_flatten(layer.parameters())
         return bool(sum(array.nbytes for _, array in held) < self._join_below_bytes)
+
+    def numbers(self, values: Sequence[int]) -> mx.array:
+        return numbers(values)
 
     def pack(self, layers: Sequence[Any]) -> None:
         self.packs |= pack_layers(layer for layer in layers if self.is_small(layer))

@@ -24,6 +24,10 @@ class OpKernels:
     packs: Packs = NO_PACKS
     is_cuda = False
 
+    def numbers(self, values: Sequence[int]) -> mx.array:
+        """int32 (n,) for kernels to read."""
+        return mx.array(list(values), dtype=mx.int32)
+
     def pack(self, layers: Sequence[Any]) -> None:
         """Put each layer's arrays together; plain operations take them as they are."""
 

@@ -24,14 +24,18 @@ __device__ __forceinline__ uint4 load_shared_line(const void* address) {
   return *reinterpret_cast<const uint4*>(address);
 }
 
-// The first `most` bytes of so many rows of `width` bytes, on their way into the L2.
-__device__ __forceinline__ void warm_rows(const void* rows, int count, int width, int most) {
+// 128 bytes on their way into the L2.
+__device__ __forceinline__ void warm_line(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// The first `most` bytes of a tile's rows of `width` bytes.
+template <typename Which>
+__device__ __forceinline__ void warm_rows(const void* rows, const Which& which, int width, int most) {
   const int lines = ((width < most ? width : most) + 127) / 128;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < count * lines; i += kWarps * 32) {
-    const char* at = static_cast<const char*>(rows) + size_t(i / lines) * width + i % lines * 128;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-  }
+  for (int i = threadIdx.x; i < which.count() * lines; i += kWarps * 32)
+    warm_line(static_cast<const char*>(rows) + size_t(which.row(i / lines)) * width + i % lines * 128);
 }
 
 // c (16 x 8) += a (16 x 16) * b (16 x 8): bfloat16 in, float32 out, one warp.
@@ -120,6 +124,16 @@ __device__ __forceinline__ int warp_xor(int value, int mask) {
 }
 __device__ __forceinline__ float warp_xor(float value, int mask) {
   return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
+}
+
+// The largest number of a warp.
+__device__ __forceinline__ unsigned warp_max(unsigned value) {
+  return __reduce_max_sync(0xFFFFFFFFu, value);
+}
+__device__ __forceinline__ unsigned long long warp_max(unsigned long long value) {
+  const unsigned high = warp_max(unsigned(value >> 32));
+  const unsigned low = warp_max(unsigned(value >> 32) == high ? unsigned(value) : 0u);
+  return (unsigned long long)(high) << 32 | low;
 }
 
 }  // namespace dflash

@@ -21,14 +21,21 @@ struct Sums {
   }
 };
 
+// The rows of a weight matrix that a tile's 16 outputs have: neighbours from its first on.
+struct Neighbours {
+  int last;  // of the 16; what lies behind it is read again and dropped
+
+  __device__ __forceinline__ int count() const { return last + 1; }
+  __device__ __forceinline__ int row(int output) const { return min(output, last); }
+};
+
 // A bfloat16 weight matrix, from a tile's first row on. DEPTH: steps of loads under way for one tile
 // of outputs and rows.
-template <int DEPTH>
-struct Dense {
+template <int DEPTH, typename Which = Neighbours>
+struct Dense : Which {
   const bf16* w;
-  int last;  // of the 16 outputs; what lies behind it is read again and dropped
 
-  __device__ __forceinline__ void warm(int K, int most) const { warm_rows(w, last + 1, K * 2, most); }
+  __device__ __forceinline__ void warm(int K, int most) const { warm_rows(w, *this, K * 2, most); }
 
   template <int RT, int MT, typename Rows>
   struct Stage {  // what one round of loads brings: U steps of 32 k
@@ -48,7 +55,7 @@ struct Dense {
         for (int r = 0; r < RT; ++r)
 #pragma unroll
           for (int h = 0; h < 2; ++h)
-            a[u][r][h] = load_once(tiles[r].w + size_t(min(g + 8 * h, tiles[r].last)) * K + k);
+            a[u][r][h] = load_once(tiles[r].w + size_t(tiles[r].row(g + 8 * h)) * K + k);
 #pragma unroll
         for (int m = 0; m < MT; ++m)
           if (step < steps && m * 8 + g < M) b[u][m].load(rows.x + size_t(m * 8 + g) * K + k);
@@ -79,25 +86,27 @@ struct Dense {
 };
 
 // A 4-bit weight matrix: eight k a word, lowest nibble first.
-template <int GROUP>
-struct Quantized {
+template <int GROUP, typename Which = Neighbours>
+struct Quantized : Which {
   const unsigned* w;
   const bf16* scales;
   const bf16* biases;
-  int last;
 
   __device__ __forceinline__ void warm(int K, int most) const {
-    warm_rows(w, last + 1, K / 2, most);
-    warm_rows(scales, last + 1, K / GROUP * 2, most);
-    warm_rows(biases, last + 1, K / GROUP * 2, most);
+    warm_rows(w, *this, K / 2, most);
+    warm_rows(scales, *this, K / GROUP * 2, most);
+    warm_rows(biases, *this, K / GROUP * 2, most);
   }
 
   template <int RT, int MT, typename Rows>
   struct Stage {
+    using In = typename Rows::In;
     static constexpr int U = RT > 1 ? 1 : 2;
     static constexpr int kStep = 128;
+    static constexpr bool kAhead = MT == 1 && sizeof(In) == 2;  // registers are too few for more
     uint4 a[U][RT][2];
     bf16 scale[U][RT][2], bias[U][RT][2];
+    Piece<In> b[kAhead ? U : 1];  // the first eight numbers of a row
 
     __device__ __forceinline__ void load(
         const Quantized (&tiles)[RT], const Rows& rows, int M, int K, int first) {
@@ -110,11 +119,12 @@ struct Quantized {
         for (int r = 0; r < RT; ++r)
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const size_t row = min(g + 8 * h, tiles[r].last), group = row * (K / GROUP) + k / GROUP;
+            const size_t row = tiles[r].row(g + 8 * h), group = row * (K / GROUP) + k / GROUP;
             a[u][r][h] = load_once(tiles[r].w + row * (K / 8) + k / 8);
             scale[u][r][h] = tiles[r].scales[group];
             bias[u][r][h] = tiles[r].biases[group];
           }
+        if (kAhead && step < steps && g < M) b[kAhead ? u : 0].load(rows.x + size_t(g) * K + k);
       }
     }
 
@@ -125,10 +135,14 @@ struct Quantized {
       for (int u = 0; u < U; ++u) {
         const int step = first + u * kWarps;
         const size_t k = size_t(step) * kStep + t * 32;
-        Piece<typename Rows::In> piece[MT];
+        Piece<In> piece[MT];
 #pragma unroll
-        for (int m = 0; m < MT; ++m)
-          if (step < steps && m * 8 + g < M) piece[m].load(rows.x + size_t(m * 8 + g) * K + k);
+        for (int m = 0; m < MT; ++m) {
+          if (kAhead)
+            piece[m] = b[kAhead ? u : 0];
+          else if (step < steps && m * 8 + g < M)
+            piece[m].load(rows.x + size_t(m * 8 + g) * K + k);
+        }
 #pragma unroll(MT > 1 ? 4 : 1)
         for (int j = 0; j < 4; ++j) {
           unsigned b[MT][4];

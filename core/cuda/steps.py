@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from string import digits
 from types import MappingProxyType
 
 import mlx.core as mx
@@ -22,6 +23,8 @@ from .launch import TYPES, grid_words, resident_blocks
 UNIT_BYTES = 16
 """Offsets inside an array are counted in these."""
 SCRATCH = "scratch"
+GROWING = ("capacity", "tiles")
+"""Numbers of a step that grow with a buffer: where two are equal that is chance."""
 
 Shape = tuple[int, ...]
 
@@ -75,7 +78,7 @@ def run_steps(
     call = _Call(packs)
     for step in steps:
         call.add(step, set(wanted))
-    label = "_".join(step.name for step in steps)[:40]
+    label = "_".join(step.name.rstrip(digits) for step in steps)[:40]
     made = call.run(label, resident_blocks(), token)
     return made, made.pop("token.next")
 
@@ -103,26 +106,28 @@ class _Call:
         self._arrays: dict[str, mx.array] = {}
         self._names: dict[int, str] = {}
         self._scalars: dict[str, int | float] = {}
-        self._outputs: dict[str, tuple[Shape, mx.Dtype]] = {}
+        self._outputs: dict[str, tuple[str, Shape, mx.Dtype]] = {}  # its name in the text first
         self._made: dict[str, tuple[str, mx.Dtype]] = {}  # (expression, dtype) of "step.output"
+        self._numbers: dict[tuple[str, int | float], str] = {}
         self._scratch_units = 0
 
     def add(self, step: Step, wanted: Collection[str]) -> None:
-        """One more step."""
-        arguments, given = [("int", "blocks")], [f"{step.name}_blocks"]
+        """One more step; the text has its number for its name, so that other names are no other
+        kernel."""
+        place = f"s{len(self._steps)}"
+        arguments, given = [("int", "blocks")], [f"{place}_blocks"]
         self._scalars[given[0]] = step.blocks
         for name, value in step.scalars.items():
             arguments.append(("int" if isinstance(value, int) else "float", name))
-            given.append(f"{step.name}_{name}")
-            self._scalars[given[-1]] = value
+            given.append(self._number(place, name, value))
         for local, array in step.inputs.items():
-            expression, dtype = self._read(f"{step.name}_{local}", array)
+            expression, dtype = self._read(f"{place}_{local}", array)
             arguments.append((f"const {TYPES[dtype]}*", local))
             given.append(expression)
         for local, (shape, dtype) in step.outputs.items():
             name = f"{step.name}.{local}"
             arguments.append((f"{TYPES[dtype]}*", local))
-            given.append(self._write(name, shape, dtype, name in wanted))
+            given.append(self._write(f"{place}_{local}", name, shape, dtype, name in wanted))
             self._made[name] = given[-1], dtype
         function = Function(step.body, tuple(step.constants.items()), tuple(arguments))
         self._steps.append(Signature(function, tuple(given)))
@@ -132,18 +137,18 @@ class _Call:
         outputs = dict(self._outputs)
         if self._scratch_units:
             words = self._scratch_units * UNIT_BYTES // mx.uint32.size
-            outputs[SCRATCH] = ((words,), mx.uint32)
+            outputs[SCRATCH] = (SCRATCH, (words,), mx.uint32)
         arrays = dict(self._arrays)
         if token is not None:
             arrays |= {"token": token, "words": grid_words()}
-            outputs["token.next"] = (token.shape, mx.uint32)
-        names = tuple(name.replace(".", "_") for name in outputs)
+            outputs["token.next"] = ("token_next", token.shape, mx.uint32)
+        names = tuple(name for name, _, _ in outputs.values())
         kernel = assemble(label, tuple(self._steps), tuple(arrays), names, token is not None)
         made = kernel(
             inputs=list(arrays.values()),
             blocks=blocks,
-            output_shapes=[shape for shape, _ in outputs.values()],
-            output_dtypes=[dtype for _, dtype in outputs.values()],
+            output_shapes=[shape for _, shape, _ in outputs.values()],
+            output_dtypes=[dtype for _, _, dtype in outputs.values()],
             scalars=self._scalars,
         )
         found = dict(zip(outputs, made, strict=True))
@@ -162,6 +167,14 @@ class _Call:
         buffer = self._name(f"packed_{len(self._arrays)}", packed.buffer)
         return _inside(f"const {TYPES[dtype]}", buffer, f"{name}_at"), dtype
 
+    def _number(self, place: str, name: str, value: int | float) -> str:
+        """Each number is handed over once, as the host pays for every one."""
+        found = f"{place}_{name}"
+        if name not in GROWING:
+            found = self._numbers.setdefault((name, value), found)
+        self._scalars[found] = value
+        return found
+
     def _name(self, name: str, array: mx.array) -> str:
         """Each array is handed over once."""
         if id(array) not in self._names:
@@ -169,17 +182,16 @@ class _Call:
             self._arrays[name] = array
         return self._names[id(array)]
 
-    def _write(self, name: str, shape: Shape, dtype: mx.Dtype, wanted: bool) -> str:
-        plain = name.replace(".", "_")
+    def _write(self, place: str, name: str, shape: Shape, dtype: mx.Dtype, wanted: bool) -> str:
         if wanted:
-            self._outputs[name] = (shape, dtype)
-            return plain
-        self._scalars[f"{plain}_at"] = self._scratch_units
+            self._outputs[name] = (place, shape, dtype)
+            return place
+        self._scalars[f"{place}_at"] = self._scratch_units
         size = dtype.size
         for count in shape:
             size *= count
         self._scratch_units += -(-size // 128) * (128 // UNIT_BYTES)
-        return _inside(TYPES[dtype], SCRATCH, f"{plain}_at")
+        return _inside(TYPES[dtype], SCRATCH, f"{place}_at")
 
 
 def _inside(kind: str, buffer: str, offset: str) -> str:

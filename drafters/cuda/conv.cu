@@ -3,37 +3,51 @@
 
 namespace dflash {
 
-// The projection to deltas, and the convolution before a branch: a block has the deltas of 16
-// groups for every tap of one plane, and convolves the channels of plane 0; plane 1 is written.
-// mixed (M, D); later (M, TAPS, G).
+// SIZE neighbouring groups, for every tap of both planes: the outputs of one tile of the projection
+// to deltas, in this order. Planes and taps stand `apart` rows.
+template <int TAPS>
+struct Deltas {
+  static constexpr int PARTS = 2 * TAPS, SIZE = 16 / PARTS;
+  int apart;
+
+  __device__ __forceinline__ int count() const { return PARTS * SIZE; }
+  __device__ __forceinline__ int row(int output) const {
+    return min(output / SIZE, PARTS - 1) * apart + output % SIZE;
+  }
+};
+
+// The projection to deltas, and the convolution before a branch: a block has SIZE groups, convolves
+// their channels with plane 0 and leaves plane 1 for later. mixed (M, D); later (M, TAPS, G).
 template <int TAPS, int MT, int FACTORS>
 struct HeldBefore {  // in shared memory
-  Block<TAPS, MT> block;
+  Block<1, MT> block;
   float factors[FACTORS];
-  float deltas[MT * 8][TAPS][16];
+  float deltas[MT * 8][TAPS][Deltas<TAPS>::SIZE];
 };
 
 template <int TAPS, int MT, typename Weights, typename Rows, typename Memory>
 __device__ __forceinline__ void project_and_convolve(
-    const Weights (&tiles)[TAPS], const Rows& rows, const bf16* base, bf16* mixed, bf16* later, int M,
-    int D, int G, int plane, int first, bool measure, Memory& held) {
+    const Weights (&tiles)[1], const Rows& rows, const bf16* base, bf16* mixed, bf16* later, int M,
+    int D, int G, int first, bool measure, Memory& held) {
+  constexpr int SIZE = Deltas<TAPS>::SIZE, OUTPUTS = 2 * TAPS * SIZE;
   auto& deltas = held.deltas;
   auto& block = held.block;
-  Sums<TAPS, MT> sums;
+  Sums<1, MT> sums;
   accumulate(sums, tiles, rows, M, D, measure);
   block.put(sums);
   __syncthreads();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < M * TAPS * 16; i += kWarps * 32) {
-    const int row = i / (TAPS * 16), t = i / 16 % TAPS, g = i % 16;
-    const bf16 delta = bf16(block.total(t * 16 + g, row));
-    deltas[row][t][g] = float(delta);
-    if (plane == 1) later[(size_t(row) * TAPS + t) * G + first + g] = delta;
+  for (int i = threadIdx.x; i < M * OUTPUTS; i += kWarps * 32) {
+    const int row = i / OUTPUTS, output = i % OUTPUTS, t = output / SIZE, g = output % SIZE;
+    const bf16 delta = bf16(block.total(output, row));
+    if (t < TAPS)
+      deltas[row][t][g] = float(delta);
+    else
+      later[(size_t(row) * TAPS + t - TAPS) * G + first + g] = delta;
   }
-  if (plane == 1) return;
   __syncthreads();
-  const int size = D / G, width = 16 * size;
-#pragma unroll 1
+  const int size = D / G, width = SIZE * size;
+#pragma unroll 2
   for (int i = threadIdx.x; i < M * width; i += kWarps * 32) {
     const int row = i / width, at = i % width, channel = first * size + at;
     float sum = 0.0f;

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...core.cuda.bodies import FACTORS, fill_tile, project
+from ...core.cuda.bodies import FACTORS, fill_tile, point_tile, project
 from ...core.cuda.kernels import CudaKernels
 from ...core.cuda.projections import Feed, feed, fits_linear, row_tiles, weights
 from ...core.cuda.steps import Body, Given, Step, run_step
@@ -17,19 +17,17 @@ from ..layers import GroupedDynamicConv
 from . import kernels as ops
 
 FILE = Path(__file__).resolve().parent / "conv.cu"
-GROUPS = 16
-"""Groups whose deltas a block has."""
+OUTPUTS = 16
+"""Of a tile: for every tap of both planes as many groups as there is room for."""
 BEFORE = """
-  const int parts = G / 16, plane = block / parts, group = block % parts * 16;
-  dflash::TILE tiles[TAPS];
-  for (int t = 0; t < TAPS; ++t) {
-    const size_t row = (size_t(plane) * TAPS + t) * G + group;
-    FILL
-  }
+  const size_t row = size_t(block) * dflash::Deltas<TAPS>::SIZE;
+  dflash::TILE tiles[1];
+  tiles[0].apart = G;
+  FILL
   WARM
   ROWS
   dflash::project_and_convolve<TAPS, MT>(
-      tiles, rows, base, mixed, later, M, K, G, plane, group, first, held);
+      tiles, rows, base, mixed, later, M, K, G, int(row), first, held);
 """
 AFTER = """
   const size_t row = size_t(block) * 16;
@@ -44,9 +42,9 @@ AFTER = """
 
 @cache
 def _before(quantized: bool, kind: str) -> Body:
-    text = BEFORE.replace("FILL", fill_tile("tiles[t]", "", quantized, "2 * TAPS * G"))
+    text = BEFORE.replace("FILL", point_tile("tiles[0]", "", quantized))
     shared = f"dflash::HeldBefore<TAPS, MT, {FACTORS[kind]}>"
-    return _body(project(text, quantized, kind, "TAPS"), shared)
+    return _body(project(text, quantized, kind, "1", "dflash::Deltas<TAPS>"), shared)
 
 
 @cache
@@ -61,7 +59,13 @@ def _body(body: Body, shared: str) -> Body:
 
 def fits_conv(conv: GroupedDynamicConv, rows: int) -> bool:
     """True where a convolution goes into the launches beside it."""
-    return fits_linear(conv.kernel_projection, rows) and conv.groups % GROUPS == 0
+    groups = groups_a_block(conv)
+    return fits_linear(conv.kernel_projection, rows) and groups > 0 and conv.groups % groups == 0
+
+
+def groups_a_block(conv: GroupedDynamicConv) -> int:
+    """Groups whose deltas a block has; 0 where a tile has no room for one."""
+    return OUTPUTS // (2 * conv.kernel_size)
 
 
 def before_branch(
@@ -85,7 +89,7 @@ def before_step(name: str, conv: GroupedDynamicConv, rows: Feed) -> Step:
     return Step(
         name,
         _before(bool(constants), rows.kind),
-        2 * groups // GROUPS,
+        groups // groups_a_block(conv),
         {**rows.inputs, **arrays, "base": conv.base_kernel},
         {
             "mixed": ((1, rows.count, rows.width), mx.bfloat16),

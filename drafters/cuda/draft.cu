@@ -73,83 +73,96 @@ __device__ __forceinline__ void convolve(
   out[i] = Out(residual ? residual[i] + rounded : rounded);
 }
 
-struct Best {
-  float value;
-  int index;
+// A number and its place as one word: the larger number is the larger word, and of equal numbers the
+// one that comes first. Zero is less than any.
+template <typename In>
+struct Key {
+  using Word = unsigned long long;
+
+  static __device__ __forceinline__ Word of(float number, int place) {
+    const unsigned bits = __float_as_uint(number);
+    return Word(bits ^ (bits >> 31 ? 0xFFFFFFFFu : 0x80000000u)) << 32 | ~unsigned(place);
+  }
+  static __device__ __forceinline__ float number(Word key) {
+    const unsigned bits = unsigned(key >> 32);
+    return __uint_as_float(bits ^ (bits >> 31 ? 0x80000000u : 0xFFFFFFFFu));
+  }
+  static __device__ __forceinline__ int place(Word key) { return int(~unsigned(key)); }
 };
 
-// The larger value; of equal values the lower index.
-__device__ __forceinline__ bool beats(const Best& a, const Best& b) {
-  return a.value > b.value || (a.value == b.value && a.index < b.index);
-}
+template <>
+struct Key<bf16> {  // of places below 65,536
+  using Word = unsigned;
 
-__device__ __forceinline__ Best block_best(Best mine, Best* scratch) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const Best other{warp_xor(mine.value, mask), warp_xor(mine.index, mask)};
-    if (beats(other, mine)) mine = other;
+  static __device__ __forceinline__ Word of(float number, int place) {
+    const unsigned bits = __float_as_uint(number) >> 16;
+    return (bits ^ (bits >> 15 ? 0xFFFFu : 0x8000u)) << 16 | (0xFFFFu - unsigned(place));
   }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = mine;
-  __syncthreads();
-  Best best = scratch[0];
-#pragma unroll
-  for (int i = 1; i < kWarps; ++i)
-    if (beats(scratch[i], best)) best = scratch[i];
-  return best;
-}
-
-template <int PER>
-__device__ __forceinline__ Best largest(const float (&held)[PER], const int (&name)[PER]) {
-  Best best{held[0], name[0]};
-#pragma unroll
-  for (int i = 1; i < PER; ++i) {
-    const Best other{held[i], name[i]};
-    if (beats(other, best)) best = other;
+  static __device__ __forceinline__ float number(Word key) {
+    const unsigned bits = key >> 16;
+    return __uint_as_float((bits ^ (bits >> 15 ? 0x8000u : 0xFFFFu)) << 16);
   }
-  return best;
+  static __device__ __forceinline__ int place(Word key) { return int(0xFFFFu - (key & 0xFFFFu)); }
+};
+
+// Calls put(n, key) for a warp's TOP largest keys, largest first; zero where there are fewer.
+template <int TOP, int PER, typename Word, typename Put>
+__device__ __forceinline__ void each_of_top(Word (&keys)[PER], Put put) {
+#pragma unroll 1
+  for (int n = 0; n < TOP; ++n) {
+    Word mine = keys[0];
+#pragma unroll
+    for (int i = 1; i < PER; ++i) mine = keys[i] > mine ? keys[i] : mine;
+    const Word best = warp_max(mine);
+    put(n, best);
+#pragma unroll
+    for (int i = 0; i < PER; ++i)
+      if (keys[i] == best) keys[i] = 0;
+  }
 }
 
+template <typename In, int TOP>
 struct HeldBest {  // in shared memory
-  Best of_warps[kWarps];
+  typename Key<In>::Word of_warps[kWarps * TOP];
 };
 
-// The TOP largest of a block's share of a row, largest first, each thread holding PER numbers.
-// values, ids: (rows, parts, TOP). Where `given` is null a number's id is its column.
+// The TOP largest of a block's share of a row, largest first, each thread holding PER numbers: those
+// of every warp, and then of all warps. values, ids: (rows, parts, TOP). Where `given` is null a
+// number's id is its column; else those of equal numbers go up with the column. A share has TOP
+// numbers at least.
 template <typename In, int TOP, int PER>
 __device__ __forceinline__ void top(
     const In* numbers, const int* given, float* values, int* ids, int columns, int parts, int block,
-    HeldBest& held_best) {
-  Best* scratch = held_best.of_warps;
-  const float lowest = -3.4e38f;
-  const int row = block / parts, part = block % parts;
-  const int first = part * (PER * kWarps * 32) + threadIdx.x;
+    HeldBest<In, TOP>& held) {
+  using Word = typename Key<In>::Word;
+  const float lowest = -3.38e38f;  // in bfloat16 too
+  const int row = block / parts, part = block % parts, lane = threadIdx.x % 32;
+  const int first = part * (PER * kWarps * 32);
   const size_t base = size_t(row) * columns;
-  float held[PER];
-  int name[PER];
+  Word keys[PER];
 #pragma unroll
   for (int i = 0; i < PER; ++i) {
-    const int column = first + i * kWarps * 32;
-    const bool live = column < columns;
-    held[i] = live ? fmaxf(float(numbers[base + column]), lowest) : -INFINITY;
-    name[i] = live && given ? given[base + column] : column;
+    const int place = i * kWarps * 32 + threadIdx.x;
+    const bool live = first + place < columns;
+    keys[i] = live ? Key<In>::of(fmaxf(float(numbers[base + first + place]), lowest), place) : 0;
   }
-  Best mine = largest(held, name);
-#pragma unroll 1
-  for (int n = 0; n < TOP; ++n) {
-    const Best best = block_best(mine, scratch);
-    if (mine.index == best.index) {  // its thread alone looks for its next
+  Word* of_warp = held.of_warps + threadIdx.x / 32 * TOP;
+  each_of_top<TOP>(keys, [&](int n, Word best) {
+    if (lane == 0) of_warp[n] = best;
+  });
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  constexpr int kEach = kWarps * TOP / 32;
+  Word all[kEach];
 #pragma unroll
-      for (int i = 0; i < PER; ++i)
-        if (name[i] == best.index) held[i] = -INFINITY;
-      mine = largest(held, name);
-    }
-    if (threadIdx.x == 0) {
-      const size_t at = (size_t(row) * parts + part) * TOP + n;
-      values[at] = best.value;
-      ids[at] = best.index;
-    }
-  }
+  for (int i = 0; i < kEach; ++i) all[i] = held.of_warps[i * 32 + lane];
+  const size_t to = (size_t(row) * parts + part) * TOP;
+  each_of_top<TOP>(all, [&](int n, Word best) {
+    if (lane != 0) return;
+    const int column = first + Key<In>::place(best);
+    values[to + n] = Key<In>::number(best);
+    ids[to + n] = given ? given[base + column] : column;
+  });
 }
 
 template <int TOP>
@@ -164,25 +177,42 @@ template <typename In, int TOP>
 __device__ __forceinline__ void walk(
     const float* unary, const int* candidates, const In* projected, const In* predecessors,
     const In* successors, const int* anchor, int* out, int T, int R, HeldPath<TOP>& held) {
+  constexpr int kEach = TOP / kWarps;  // candidates of a warp
   float* scores = held.scores;
   int& previous = held.previous;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, lines = (R * int(sizeof(In)) + 127) / 128;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < T * TOP * lines; i += kWarps * 32) {  // whatever may be looked up
+    const size_t at = size_t(candidates[i / lines]) * R + i % lines * (128 / int(sizeof(In)));
+    warm_line(successors + at);
+    warm_line(predecessors + at);
+  }
   if (threadIdx.x == 0) previous = anchor[0];
   __syncthreads();
   for (int row = 0; row < T; ++row) {
     const size_t from = size_t(previous) * R;
-#pragma unroll 1
-    for (int n = warp; n < TOP; n += kWarps) {
-      const size_t to = size_t(candidates[row * TOP + n]) * R;
-      float sum = 0.0f;
-#pragma unroll 2
-      for (int r = lane; r < R; r += 32) {
-        const float edge = float(In(float(projected[row * R + r]) * float(successors[to + r])));
-        sum += float(In(float(predecessors[from + r]) * edge));
-      }
+    size_t to[kEach];
+    float sum[kEach];
 #pragma unroll
-      for (int mask = 16; mask > 0; mask /= 2) sum += warp_xor(sum, mask);
-      if (lane == 0) scores[n] = unary[row * TOP + n] + sum;
+    for (int n = 0; n < kEach; ++n) {
+      to[n] = size_t(candidates[row * TOP + n * kWarps + warp]) * R;
+      sum[n] = 0.0f;
+    }
+#pragma unroll 4
+    for (int r = lane; r < R; r += 32) {
+      const float wanted = float(projected[row * R + r]), before = float(predecessors[from + r]);
+#pragma unroll
+      for (int n = 0; n < kEach; ++n) {
+        const float edge = float(In(wanted * float(successors[to[n] + r])));
+        sum[n] += float(In(before * edge));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) sum[n] += warp_xor(sum[n], mask);
+      const int at = row * TOP + n * kWarps + warp;
+      if (lane == 0) scores[n * kWarps + warp] = unary[at] + sum[n];
     }
     __syncthreads();
     if (threadIdx.x == 0) {

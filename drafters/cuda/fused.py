@@ -19,7 +19,7 @@ from ...core.cuda.joined import HEADS, Chain
 from ...core.cuda.kernels import CudaKernels, cuda_in_use
 from ...core.cuda.packs import pack_layers
 from ...core.cuda.projections import MAX_ROWS, Feed, fits_linear, linear_step
-from ...core.cuda.steps import UNIT_BYTES, Packed, run_step, turn
+from ...core.cuda.steps import UNIT_BYTES, Given, Packed, turn
 from ...core.device import read_ids, start_on_gpu
 from ..config import DrafterConfig
 from ..context import ContextBuffer
@@ -39,7 +39,8 @@ class FusedDraft:
     """Drafts and context rows of one model.
 
     groups: layers whose contexts share a buffer; embed: ids -> hidden rows; table: the embedding
-    where `embed` does nothing else, or None; head: hidden rows -> scaled logits.
+    where `embed` does nothing else, or None; head: hidden rows -> scaled logits; projection: the
+    head's, where `head` does nothing else, or None.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class FusedDraft:
         head: Callable[[mx.array], mx.array],
         rope: Any,
         table: Any,
+        projection: Any,
     ) -> None:
         compiled: Any = mx.compile
         self._model = model
@@ -67,6 +69,8 @@ class FusedDraft:
         self._kernels.packs |= pack_layers(layers, self._kernels.packs)
         self._ids_at = (1 + len(groups)) * PLACE
         self._is_small = all(self._kernels.is_small(layer) for layer in layers)
+        joins = self._is_small and projection is not None and fits_linear(projection, 1)
+        self._projection = projection if joins and self._kernels.is_small(projection) else None
         self._parts = [
             compiled(partial(self._some, layers))
             for layers in parts_of(len(layers), self._is_small)
@@ -81,9 +85,9 @@ class FusedDraft:
         for buffer in buffers:
             buffer.reserve(1)
         placed = [[position], *([buffer.start, buffer.rows] for buffer in buffers)]
-        numbers = [n for some in placed for n in (*some, *[0] * (PLACE - len(some)))]
+        places = [n for some in placed for n in (*some, *[0] * (PLACE - len(some)))]
         ids = [*read_ids(anchor), *[self._config.mask_token_id] * count]
-        given = mx.array([*numbers, *ids], dtype=mx.int32)
+        given = self._kernels.numbers([*places, *ids])
         contexts = [buffer.arrays() for buffer in buffers]
         rows = None if self._table is not None else self._embed(given[None, self._ids_at :])
         state, token = [] if rows is None else [rows], turn().token
@@ -96,7 +100,7 @@ class FusedDraft:
 
     def observe(self, taps: mx.array, position: int, buffers: Sequence[ContextBuffer]) -> None:
         """Project committed tap rows into every layer's context."""
-        where = mx.array([position, 0, 0, 0], dtype=mx.int32)  # MLX keeps two or less on the host
+        where = self._kernels.numbers([position, 0, 0, 0])  # MLX keeps two or less on the host
         keys, values, turn().token = self._rows(taps, where, turn().token)
         first = 0
         for buffer in buffers:
@@ -117,18 +121,22 @@ class FusedDraft:
         each group."""
         config, ids = self._config, Packed(given, given, self._ids_at // PLACE)
         rows, scale = given.shape[0] - self._ids_at, config.input_embedding_scale
+        packs = self._kernels.packs
         if not state:
             step = ops.embed_step("embed", self._table, ids, rows, scale)
-            state = run_step(step)
+            chain = Chain(rows, config.hidden_size, mx.float32, "embed.out", token, packs)
+            chain.add([step], "embed.out")
         elif indices[0] == 0:
-            state = [state[0].astype(mx.float32) * scale]
-        chain = Chain(state[0], token, self._kernels.packs)
+            chain = Chain.over(state[0].astype(mx.float32) * scale, token, packs)
+        else:
+            chain = Chain.over(state[0], token, packs)
         for index in indices:
             layer = self._model.layers[index]
             context = self._context(index, given, contexts)
             if joins_layer(layer, rows):
                 add_layer(chain, layer, self._rope, context)
-                chain.launch()
+                if not self._is_small:
+                    chain.launch()
             else:
                 chain.hidden = self._layer(layer, chain.launch(), context)
         if indices[-1] == len(self._model.layers) - 1:
@@ -147,24 +155,33 @@ class FusedDraft:
         model, count = self._model, chain.rows - 1
         norm = ops.row_norm_step("norm", chain.hidden, model.norm, count, skip=1)
         chain.add([norm], chain.hidden, ["norm.out"])
-        selector = None if self._config.selector is None else model.candidate_selector
-        project = ""
-        if selector is not None and fits_linear(selector.hidden_projection, count):
-            fed = Feed("", count, chain.width, {"x": "norm.out"})
-            step, project = linear_step("project", selector.hidden_projection, fed), "project.out"
-            chain.add([step], chain.hidden, [project])
-        chain.launch()
-        hidden = chain.found("norm.out")
-        logits = self._head(hidden)
-        if selector is None:
+        if self._config.selector is None:
+            chain.launch()
+            logits = self._head(chain.found("norm.out"))
             return [mx.argmax(logits, axis=-1).flatten()], chain.token
-        projected = (
-            chain.found(project)
-            if project
-            else self._kernels.linear(selector.hidden_projection, hidden)
-        )
-        path, token = ops.walk(selector, projected, logits, ids, chain.token)
-        return [path], token
+        selector = model.candidate_selector
+        fed = Feed("", count, chain.width, {"x": "norm.out"})
+        projected: Given = "project.out"
+        if fits_linear(selector.hidden_projection, count):
+            step = linear_step("project", selector.hidden_projection, fed)
+            chain.add([step], chain.hidden, ["project.out"])
+        else:
+            chain.launch()
+            hidden = chain.found("norm.out")
+            projected = self._kernels.linear(selector.hidden_projection, hidden)
+        if self._projection is not None:
+            head = linear_step("head", self._projection, fed)
+            (_, _, vocab), dtype = head.outputs["out"]
+            tops = ops.top_steps("head.out", count, vocab, dtype)
+            chain.add([head], chain.hidden)
+        else:
+            chain.launch()
+            logits = self._head(chain.found("norm.out"))
+            tops = ops.top_steps(logits, count, logits.shape[2], logits.dtype)
+            projected = chain.found(projected)
+        chain.add(ops.walk_steps(selector, projected, tops, ids), chain.hidden, ["walk.out"])
+        chain.launch()
+        return [chain.found("walk.out")], chain.token
 
     def _layer(self, layer: Any, residual: mx.array, context: LayerContext) -> mx.array:
         """One layer over the block's residual (1, T, hidden) in float32, in a launch a step."""

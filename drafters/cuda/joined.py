@@ -67,16 +67,18 @@ def joins_layer(layer: Any, rows: int) -> bool:
 
 def add_layer(chain: Chain, layer: Any, rope: Any, context: LayerContext) -> None:
     """A layer over the float32 residual."""
+    chain.begin()
     attention, mlp = layer.self_attn, layer.mlp
     conv = layer.attention_conv if "attention_conv" in layer else None
     mlp_conv = layer.mlp_conv if "mlp_conv" in layer else None
     rows = _open(chain, "open", conv, layer.input_layernorm)
     mixed = _attention(chain, attention, rope, rows, context)
-    _end(chain, "shut", attention.o_proj, conv, mixed, "open.later")
+    _end(chain, "shut", attention.o_proj, conv, mixed, f"{chain.name('open')}.later")
     rows = _open(chain, "mlp", mlp_conv, layer.post_attention_layernorm)
-    chain.add([gated_step("up", mlp.gate_proj, mlp.up_proj, rows)], chain.hidden)
-    gated = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": "up.out"})
-    _end(chain, "down", mlp.down_proj, mlp_conv, gated, "mlp.later")
+    up = chain.name("up")
+    chain.add([gated_step(up, mlp.gate_proj, mlp.up_proj, rows)], chain.hidden)
+    gated = Feed("", chain.rows, mlp.up_proj.weight.shape[0], {"x": f"{up}.out"})
+    _end(chain, "down", mlp.down_proj, mlp_conv, gated, f"{chain.name('mlp')}.later")
 
 
 def _open(chain: Chain, name: str, conv: Any, norm: Any) -> Feed:
@@ -84,12 +86,14 @@ def _open(chain: Chain, name: str, conv: Any, norm: Any) -> Feed:
     rows = chain.normed(norm)
     if conv is None:
         return rows
+    name = chain.name(name)
     chain.add([before_step(name, conv, rows)], chain.hidden)
     return Feed("", chain.rows, chain.width, {"x": f"{name}.mixed"})
 
 
 def _end(chain: Chain, name: str, module: Any, conv: Any, rows: Feed, deltas: Given) -> None:
     """The projection that ends a branch, its convolution, and the residual."""
+    name = chain.name(name)
     if conv is None:
         step: Step = linear_step(name, module, rows, chain.hidden, mx.float32)
     else:
@@ -102,11 +106,12 @@ def _attention(chain: Chain, attention: Any, rope: Any, rows: Feed, context: Lay
     heads, kv_heads = head_counts(attention)
     dim = attention.head_dim
     modules = [getattr(attention, name) for name in HEADS]
-    project = several_step("in", modules, rows)
-    given: dict[str, Given] = {part: f"in.out_{i}" for i, part in enumerate("qkv")}
+    first, second, third, fourth = map(chain.name, ("in", "ready", "look", "mix"))
+    project = several_step(first, modules, rows)
+    given: dict[str, Given] = {part: f"{first}.out_{i}" for i, part in enumerate("qkv")}
     given["position"] = context.position
     sizes = (heads, kv_heads, dim, dim)
-    ready = prepare_step("ready", attention, rope, given, rows.count, sizes)
+    ready = prepare_step(second, attention, rope, given, rows.count, sizes)
     shape = Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -118,11 +123,11 @@ def _attention(chain: Chain, attention: Any, rope: Any, rows: Feed, context: Lay
         window=attention.window,
     )
     keys, values = context.places()
-    made = {part: f"ready.{part}_out" for part in "qkv"}
+    made = {part: f"{second}.{part}_out" for part in "qkv"}
     held: dict[str, Given] = {"q": made["q"], "k": keys, "v": values, "span": context.span}
     held |= {"k_block": made["k"], "v_block": made["v"]}
-    look = attend_step("look", shape, held)
-    parts: dict[str, Given] = {part: f"look.{part}" for part in look.outputs}
-    mix = combine_step("mix", shape, look, parts, None)
+    look = attend_step(third, shape, held)
+    parts: dict[str, Given] = {part: f"{third}.{part}" for part in look.outputs}
+    mix = combine_step(fourth, shape, look, parts, None)
     chain.add([project, ready, look, mix], chain.hidden)
-    return Feed("", rows.count, heads * dim, {"x": "mix.out"})
+    return Feed("", rows.count, heads * dim, {"x": f"{fourth}.out"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import mlx.core as mx
 
 from ...core.cuda.launch import THREADS
 from ...core.cuda.projections import weights
-from ...core.cuda.steps import NO_PACKS, Body, Given, Step, run_step, run_steps
+from ...core.cuda.steps import Body, Given, Step, run_step
 from ..layers import CandidateSelector, GroupedDynamicConv
 
 TEXT = Path(__file__).resolve().parent / "draft.cu"
@@ -103,26 +104,25 @@ def convolve(
     )[0]
 
 
-def top_steps(logits: mx.array) -> list[Step]:
+def top_steps(logits: Given, rows: int, vocab: int, dtype: mx.Dtype) -> list[Step]:
     """values (T, 16) float32 and ids (T, 16) int32 of the last step: the largest logits
     (1, T, V), largest first."""
-    _, rows, vocab = logits.shape
     parts = -(-vocab // (HELD * THREADS))
     found = {"values": ((rows, parts * TOP), mx.float32), "ids": ((rows, parts * TOP), mx.int32)}
     first = Step(
         "top",
-        _body(TOP_FIRST, "dflash::HeldBest"),
+        _body(TOP_FIRST, "dflash::HeldBest<In, 16>"),
         rows * parts,
         {"logits": logits},
         found,
-        {"In": logits.dtype, "PER": HELD},
+        {"In": dtype, "PER": HELD},
         {"columns": vocab, "parts": parts},
     )
     if parts == 1:
         return [first]
     merge = Step(
         "merge",
-        _body(TOP_MERGE, "dflash::HeldBest"),
+        _body(TOP_MERGE, "dflash::HeldBest<float, 16>"),
         rows,
         {"some": "top.values", "names": "top.ids"},
         {"values": ((rows, TOP), mx.float32), "ids": ((rows, TOP), mx.int32)},
@@ -132,34 +132,26 @@ def top_steps(logits: mx.array) -> list[Step]:
     return [first, merge]
 
 
-def walk(
-    selector: CandidateSelector,
-    projected: mx.array,
-    logits: mx.array,
-    anchor: Given,
-    token: mx.array,
-) -> tuple[mx.array, mx.array]:
-    """The selector's path: projected (1, T, rank), logits (1, T, V), anchor (1,) int32 -> (ids
-    (T,), token), in one launch."""
-    steps = top_steps(logits)
-    rows, rank = projected.shape[1:]
-    steps.append(
-        Step(
-            "walk",
-            _body(WALK, "dflash::HeldPath<16>"),
-            1,
-            {
-                "unary": f"{steps[-1].name}.values",
-                "candidates": f"{steps[-1].name}.ids",
-                "projected": projected,
-                "predecessors": selector.predecessor_codebook,
-                "successors": selector.successor_codebook,
-                "anchor": anchor,
-            },
-            {"out": ((rows,), mx.int32)},
-            {"In": projected.dtype},
-            {"M": rows, "R": rank},
-        )
+def walk_steps(
+    selector: CandidateSelector, projected: Given, tops: Sequence[Step], anchor: Given
+) -> list[Step]:
+    """The selector's path out (T,) int32 of the step "walk", behind `tops` (top_steps): projected
+    (1, T, rank) bfloat16, anchor (1,) int32."""
+    rows = tops[-1].outputs["ids"][0][0]
+    walk = Step(
+        "walk",
+        _body(WALK, "dflash::HeldPath<16>"),
+        1,
+        {
+            "unary": f"{tops[-1].name}.values",
+            "candidates": f"{tops[-1].name}.ids",
+            "projected": projected,
+            "predecessors": selector.predecessor_codebook,
+            "successors": selector.successor_codebook,
+            "anchor": anchor,
+        },
+        {"out": ((rows,), mx.int32)},
+        {"In": mx.bfloat16},
+        {"M": rows, "R": selector.predecessor_codebook.shape[1]},
     )
-    made, token = run_steps(steps, token, ["walk.out"], NO_PACKS)
-    return made["walk.out"], token
+    return [*tops, walk]
