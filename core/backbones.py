@@ -8,7 +8,7 @@ class stands in `families.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from .caches import CacheKind, GdnCache, SlidingCache, own_caches, window_of
+from .device import start_reading
 from .errors import UnsupportedModel
 from .gdn import GdnTape, gdn_forward, replay
 from .gdn_cache import Held
@@ -94,6 +95,10 @@ class Backbone(ABC):
         vocabulary."""
         legal = mx.clip(drafts, 0, vocab - 1)
         return mx.concatenate([anchor, legal.astype(anchor.dtype)])
+
+    def start_reading(self, arrays: Sequence[mx.array]) -> Callable[[], list[list[int]]]:
+        """Queue vectors of ids that the host needs; the function waits for them."""
+        return start_reading(arrays)
 
     def join_taps(self, taps: Sequence[mx.array]) -> mx.array:
         """Outputs of several layers (1, T, hidden) side by side."""

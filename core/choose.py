@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .accept import accept_prefix
-from .device import read_ids
 from .errors import OptionError
 from .sampling import Proposal, accept_or_resample, draw, target_probs
 from .sampling_options import SamplingOptions
@@ -53,16 +52,16 @@ class Judged:
     token: mx.array | None = None
 
     def arrays(self) -> list[mx.array]:
-        """What has to be evaluated before `tokens`."""
+        """What the host has to read for `tokens`."""
         held = (self.choices, self.accepted, self.token)
         return [array for array in held if array is not None]
 
-    def tokens(self, drafts: Sequence[int]) -> list[int]:
-        """The round's tokens before cuts: kept drafts, then the target's own; reads the device."""
+    def tokens(self, drafts: Sequence[int], read: Sequence[Sequence[int]]) -> list[int]:
+        """The round's tokens before cuts: kept drafts, then the target's own. read: `arrays`."""
         if self.choices is not None:
-            return accept_prefix(drafts, read_ids(self.choices))
-        assert self.accepted is not None and self.token is not None
-        return [*drafts[: read_ids(self.accepted)[0]], *read_ids(self.token)]
+            return accept_prefix(drafts, read[0])
+        accepted, token = read
+        return [*drafts[: accepted[0]], *token]
 
 
 class Chooser:

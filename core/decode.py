@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from .caches import cache_arrays, validate_absolute_boundary
 from .choose import Chooser, Processor
-from .device import on_cpu, read_ids, start_on_gpu
+from .device import on_cpu, start_on_gpu
 from .drafter import Drafter, DrawingDrafter, resolve_blocks
 from .emit import Detokenizer, Emitter, prime
 from .errors import PromptError
@@ -184,7 +184,7 @@ class Generation:
             step = self.ahead.step(self._anchor(), more=self.emitter.remaining > 1)
             self.stats.target_passes += 1
             self.phases.mark("verify", [step.choices])
-            return Verified(step.row_ids, step.result, [], read_ids(step.choices))
+            return Verified(step.row_ids, step.result, [], step.fetch()[0])
         row_ids = self._anchor()
         if proposal is not None:
             row_ids = self.target.block_ids(row_ids, proposal.ids)
@@ -219,10 +219,8 @@ class Generation:
         before, self.position = self.position, self.position + keep
         if self.emitter.reason is not None:
             self.ahead.drop()
-        if verified.drafts:
-            # A fused target's caches are cuts by now, and the next draft does not wait for them.
-            caches = [] if self.target.is_fused else cache_arrays(self.cache)
-            start_on_gpu([*caches, *self.contexts.state()])
+        if verified.drafts and not self.target.is_fused:  # there the next draft starts its own
+            start_on_gpu([*cache_arrays(self.cache), *self.contexts.state()])
         if self.phases.enabled:
             self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])
         if self.position // CLEAR_CACHE_EVERY_TOKENS > before // CLEAR_CACHE_EVERY_TOKENS:
@@ -246,9 +244,10 @@ class Generation:
         before = self._tokens()[:position] if self.chooser.needs_history else []
         history = mx.array(before, dtype=row_ids.dtype)
         judged = self.chooser.judge(logits, row_ids, history, proposal)
-        mx.eval(judged.arrays(), [] if proposal is None else proposal.ids)
-        drafts = [] if proposal is None else read_ids(proposal.ids)
-        return Verified(row_ids, result, drafts, judged.tokens(drafts))
+        drafted = [] if proposal is None else [proposal.ids]
+        read = self.target.start_reading([*drafted, *judged.arrays()])()
+        drafts = read.pop(0) if drafted else []
+        return Verified(row_ids, result, drafts, judged.tokens(drafts, read))
 
     def _tokens(self) -> list[int]:
         """The prompt and everything emitted."""

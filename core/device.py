@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -37,6 +37,17 @@ def start_on_gpu(arrays: Sequence[mx.array]) -> None:
     """start_eval where there is a GPU that would wait otherwise; the CPU has nothing to gain."""
     if not on_cpu():
         start_eval(arrays)
+
+
+def start_reading(arrays: Sequence[mx.array]) -> Callable[[], list[list[int]]]:
+    """Queue vectors of ids where there is a GPU; the function waits for them."""
+    start_on_gpu(arrays)
+
+    def fetch() -> list[list[int]]:
+        mx.eval(list(arrays))
+        return [read_ids(array) for array in arrays]
+
+    return fetch
 
 
 def read_ids(ids: mx.array) -> list[int]:

@@ -6,7 +6,7 @@ that turns out not to be wanted, because the answer ended, is taken back bitwise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,18 @@ import mlx.core as mx
 
 from .caches import KVCache
 from .choose import greedy
-from .device import start_eval
 from .target import Target, TargetPass
 
 
 @dataclass(frozen=True)
 class QueuedPass:
-    """One row that is under way: what was fed, the pass, and the choice after it, unread."""
+    """One row that is under way: what was fed, the pass, and the choice after it, unread; `fetch`
+    waits for it."""
 
     row_ids: mx.array
     result: TargetPass
     choices: mx.array
+    fetch: Callable[[], list[list[int]]]
 
 
 class Lookahead:
@@ -54,7 +55,6 @@ class Lookahead:
         queued, self._queued, self._held = self._queued, None, []
         step = queued or self._run(anchor)
         if more:
-            start_eval([step.choices])
             self.queue(step.choices)
         return step
 
@@ -65,13 +65,12 @@ class Lookahead:
             (entry[0], entry[1]) if hasattr(entry, "cache") else None for entry in self._cache
         ]
         self._queued = self._run(row_ids)
-        start_eval([self._queued.choices])
 
     def _run(self, row_ids: mx.array) -> QueuedPass:
-        """Feed one row, lazily, and choose greedily after it."""
+        """Feed one row and choose greedily after it: queued, not waited for."""
         result = self._target.forward_with_taps(row_ids[None], self._cache)
         choices = greedy(self._target.logits_from_hidden(result.hidden).squeeze(0))
-        return QueuedPass(row_ids, result, choices)
+        return QueuedPass(row_ids, result, choices, self._target.start_reading([choices]))
 
     def drop(self) -> None:
         """Leave the cache as if nothing had been queued."""

@@ -5,7 +5,7 @@ One sequence at a time. Knows nothing of drafters, prompts or text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +157,10 @@ class Target:
         """(1 + k,) ids of a verify pass: the anchor (1,) and drafts (k,). A draft outside the
         vocabulary is fed as a legal id and can never be accepted."""
         return self.backbone.block_ids(anchor, drafts, self.config.vocab_size)
+
+    def start_reading(self, arrays: Sequence[mx.array]) -> Callable[[], list[list[int]]]:
+        """Queue vectors of ids that the host needs; the function waits for them, in their order."""
+        return self.backbone.start_reading(arrays)
 
     def rollback(self, cache: Sequence[Any], tape: Tape | None, keep: int, drop: int) -> None:
         """Keep the last block's first `keep` rows and forget its other `drop` rows.

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_suite.core.cuda import assemble, launch, steps
+from dflash_suite.core.cuda import assemble, ends, launch, mailbox, steps
 from dflash_suite.core.cuda.steps import source_file
 
 HEADER = Path(__file__).resolve().parent / "cuda_on_cpu.h"
@@ -48,6 +48,7 @@ class CudaOnCpu:
         monkeypatch.setattr(launch, "compiled", self._keep)
         monkeypatch.setattr(steps, "resident_blocks", lambda: BLOCKS)
         monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", self._call)
+        monkeypatch.setattr(mailbox, "shared_words", shared_words)
 
     def _keep(self, symbol: str, text: str) -> bytes:
         self._texts[symbol] = text
@@ -137,7 +138,15 @@ def emulate(folders: Any) -> Iterator[CudaOnCpu]:
 
 
 def forget_kernels() -> None:
-    assemble.assemble.cache_clear()
+    kept = (ends._feeder, ends._writer, mailbox._sender, mailbox.mailbox)
+    for made in (assemble.assemble, *kept):
+        made.cache_clear()
+
+
+def shared_words(count: int) -> tuple[Any, int]:
+    """As the driver's: one process here is host and device."""
+    words = (ctypes.c_int * count)()
+    return words, ctypes.addressof(words)
 
 
 def _shared(size: int, byte: bytes = b"\x7f") -> mmap.mmap:

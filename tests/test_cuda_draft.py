@@ -189,7 +189,8 @@ def test_launches_do_not_matter(
         with monkeypatch.context() as patch:
             fast, _, _ = make_drafters("dflash2", 4, tmp_path, patch)
             if apart and how == "several parts":
-                patch.setattr(CudaKernels, "is_small", lambda self, layer: False)
+                for asked in ("is_small", "shares"):
+                    patch.setattr(CudaKernels, asked, lambda self, layer: False)
                 patch.setattr(fast, "_fused", fused_again(fast))
             elif apart:
                 patch.setattr(fused, "joins_layer", lambda layer, rows: False)

@@ -35,12 +35,15 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
     yield from emulate(tmp_path_factory)
 
 
+@pytest.mark.parametrize("share_below", [0, 1 << 30], ids=["layer by layer", "all between"])
 @pytest.mark.parametrize("bits", [16, 4])
-def test_a_pass_is_that_of_separate_launches(emulated: CudaOnCpu, bits: int) -> None:
+def test_a_pass_is_that_of_separate_launches(
+    emulated: CudaOnCpu, bits: int, share_below: int
+) -> None:
     plain = make_target("hybrid", "bfloat16", num_hidden_layers=5, **SIZES)
     if bits == 4:
         quantize(plain.backbone.model)
-    kernels = CudaKernels()
+    kernels = CudaKernels(share_below_bytes=share_below)
     apart, joined = (
         Target(FusedBackbone(plain.backbone.model, used, traced_once), plain.config)
         for used in (CudaKernels(0), kernels)
@@ -63,9 +66,10 @@ def test_a_pass_is_that_of_separate_launches(emulated: CudaOnCpu, bits: int) -> 
         assert mx.array_equal(hidden[0], hidden[2]) and mx.array_equal(hidden[1], hidden[3])
         assert len({*map(float, hidden[0].flatten())}) > 50, "one number shows nothing"
     same_caches(*caches)
-    assert calls[0] == 1 + 3 + 1, "numbers; all before the attention, it, all behind it; taps"
+    each = 3 if share_below else 7
+    assert calls[0] == 1 + each + 1, "numbers; all before the attention, it, all behind it; taps"
     assert calls[1] == 1 + 4 * 5 + 7 + 1
-    assert launches() == before + 3 * 3, "every launch waited for the one before"
+    assert launches() == before + 3 * each, "every launch waited for the one before"
 
 
 def launches() -> int:

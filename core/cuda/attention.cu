@@ -198,7 +198,7 @@ struct Tile {
 #pragma unroll 8
     for (int j = 0; j < inside; ++j)
       add<kRows>(sum, p + j * kRowStride + first, float(held.row(j)[d]));
-#pragma unroll 4
+#pragma unroll 8
     for (int j = inside > 0 ? inside : 0; j < count; ++j)
       add<kRows>(sum, p + j * kRowStride + first, float(held.row(j)[d]));
 #pragma unroll

@@ -3,7 +3,8 @@ with the fused recurrence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from .ends import block_ids, join_rows
 from .fused import Compile, FusedDecoder
 from .joined import HEADS, SPLIT, is_dense
 from .kernels import CudaKernels, cuda_in_use
+from .mailbox import WORDS, mailbox
 from .ops import OpKernels
 from .projections import MAX_ROWS, fits_linear
 from .recurrence import fits_gdn
@@ -32,6 +34,7 @@ class FusedBackbone(HybridBackbone):
         kernels.pack(self.layers)
         self._decoder = FusedDecoder(self.layers, self.body.norm, kernels, compile)
         self._join = compile(join_rows)
+        self._head = compile(partial(kernels.linear, self.head_projection))
 
     @property
     def fits(self) -> bool:
@@ -59,7 +62,10 @@ class FusedBackbone(HybridBackbone):
         return self.body.embed_tokens if self.is_tied else self.text.lm_head
 
     def head(self, hidden: mx.array) -> mx.array:
-        return self._kernels.linear(self.head_projection, hidden)
+        if hidden.shape[1] > MAX_ROWS:
+            return self._kernels.linear(self.head_projection, hidden)
+        logits: mx.array = self._head(hidden)
+        return logits
 
     def run(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool
@@ -73,6 +79,12 @@ class FusedBackbone(HybridBackbone):
         if not (integers and self._kernels.is_cuda):
             return super().block_ids(anchor, drafts, vocab)
         return block_ids(read_ids(anchor)[0], drafts, vocab)
+
+    def start_reading(self, arrays: Sequence[mx.array]) -> Callable[[], list[list[int]]]:
+        are_ids = all(array.dtype in (mx.int32, mx.uint32) and array.ndim == 1 for array in arrays)
+        if not (are_ids and self._kernels.is_cuda and sum(a.size for a in arrays) < WORDS):
+            return super().start_reading(arrays)
+        return mailbox().post(arrays)
 
     def join_taps(self, taps: Sequence[mx.array]) -> mx.array:
         few = taps[0].shape[1] <= MAX_ROWS and self._kernels.is_cuda

@@ -23,9 +23,6 @@ from ..errors import OptionError
 from ..settings import cache_directory
 
 LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
-DRIVER = "libcuda.so.1"
-MULTIPROCESSORS = 16
-"""The driver's number of that attribute."""
 HEADER = "cuda_bf16.h"
 INCLUDE_FOLDERS = ("/usr/local/cuda/include", "/usr/include")
 LOWEST_ARCHITECTURE = 80
@@ -37,22 +34,6 @@ def architecture() -> str:
     """The GPU's own, such as sm_90."""
     info: dict[str, Any] = mx.device_info()
     return str(info["architecture"])
-
-
-@cache
-def multiprocessors() -> int:
-    """How many the GPU has, as its driver says."""
-    driver = ctypes.CDLL(DRIVER)
-    device, count = ctypes.c_int(), ctypes.c_int()
-    _check_driver(driver.cuInit(0))
-    _check_driver(driver.cuDeviceGet(ctypes.byref(device), 0))
-    _check_driver(driver.cuDeviceGetAttribute(ctypes.byref(count), MULTIPROCESSORS, device))
-    return count.value
-
-
-def _check_driver(result: int) -> None:
-    if result != 0:
-        raise OptionError(f"the CUDA driver failed with code {result}; use --kernels stock")
 
 
 def can_compile() -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 
 from .assemble import Body, primitives
-from .launch import TYPES, Kernel, grid_words
+from .launch import TYPES, Kernel, grid_words, one_block
 from .steps import Given, Step, run_step
 
 LINE_BYTES = 16
@@ -53,43 +54,31 @@ def join_rows(parts: Sequence[mx.array]) -> mx.array:
 
 
 @cache
-def _feed() -> Kernel:
-    return Kernel("feed", ("ids",), ("out",), FEED, primitives())
+def _feeder(count: int, dtype: mx.Dtype) -> dict[str, Any]:
+    kernel = Kernel("feed", ("ids",), ("out",), FEED, primitives())
+    template = [("IS_SIGNED", int(dtype == mx.int32))]
+    return one_block(kernel, (dtype, mx.int32), ("anchor", "M", "last"), (1 + count,), template)
 
 
 def block_ids(anchor: int, ids: mx.array, vocab: int) -> mx.array:
     """int32 (1 + k,): the anchor and drafts (k,), those outside the vocabulary as the nearest
     inside."""
+    run: Callable[..., list[mx.array]] = mx.fast.precompiled_cuda_kernel
     count = ids.shape[0]
-    return _feed()(
-        inputs=[ids],
-        blocks=1,
-        output_shapes=[(1 + count,)],
-        output_dtypes=[mx.int32],
-        template=[("IS_SIGNED", int(ids.dtype == mx.int32))],
-        scalars={"anchor": anchor, "M": count, "last": vocab - 1},
-    )[0]
+    return run(inputs=[ids], scalars=[anchor, count, vocab - 1], **_feeder(count, ids.dtype))[0]
 
 
 @cache
-def _numbers(count: int) -> Kernel:
-    body = "".join(f"out[{index}] = n_{index};" for index in range(count))
-    return Kernel(
-        f"numbers_{count}",
-        ("words",),
-        ("out",),
-        f"if (threadIdx.x == 0) {{ {body} }}",
-        primitives(),
-    )
+def _writer(count: int) -> dict[str, Any]:
+    names = [f"n_{index}" for index in range(count)]
+    body = "".join(f"out[{index}] = {name};" for index, name in enumerate(names))
+    body = f"if (threadIdx.x == 0) {{ {body} }}"
+    kernel = Kernel(f"numbers_{count}", ("words",), ("out",), body, primitives())
+    return one_block(kernel, (mx.uint32, mx.int32), names, (count,))
 
 
 def numbers(values: Sequence[int]) -> mx.array:
     """int32 (n,) that the device writes itself. What the host writes lies in managed memory, and
     the first kernel that reads it may wait 100 microseconds for its page."""
-    return _numbers(len(values))(
-        inputs=[grid_words()],
-        blocks=1,
-        output_shapes=[(len(values),)],
-        output_dtypes=[mx.int32],
-        scalars={f"n_{index}": value for index, value in enumerate(values)},
-    )[0]
+    run: Callable[..., list[mx.array]] = mx.fast.precompiled_cuda_kernel
+    return run(inputs=[grid_words()], scalars=list(values), **_writer(len(values)))[0]

@@ -208,7 +208,7 @@ class FusedDecoder:
         norm, mlp = layer.post_attention_layernorm, layer.mlp
         if kernels.joins(layer, chain.rows, chain.dtype):
             add_mlp(chain, layer)
-            return chain.keep()
+            return chain.keep() if kernels.shares(layer) else chain.launch()
         hidden = chain.launch()
         if is_dense(mlp):
             gated = kernels.gated(mlp.gate_proj, mlp.up_proj, hidden, norm)

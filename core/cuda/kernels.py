@@ -37,6 +37,10 @@ JOIN_BELOW_BYTES = 64 << 20
 """Weights of a target's layer whose steps share a launch, since the host is the limiter of what is
 smaller. Seen on an H200 at 437 MB a layer: a plain token takes 5.5 ms in separate launches and 5.65
 joined, a round 8.0 either way; at 123 MB 4.4 and 4.5, a round 7.0 and 6.8."""
+SHARE_BELOW_BYTES = 16 << 20
+"""Weights of layers that share a launch with those beside them. Their arguments depend on the turn
+of a loop then, which takes registers from the loads: at 123 MB a layer a plain token takes 7.3 ms
+for 5.4."""
 
 
 def cuda_in_use() -> bool:
@@ -49,15 +53,25 @@ class CudaKernels(OpKernels):
 
     is_cuda = True
 
-    def __init__(self, join_below_bytes: int = JOIN_BELOW_BYTES) -> None:
+    def __init__(
+        self,
+        join_below_bytes: int = JOIN_BELOW_BYTES,
+        share_below_bytes: int = SHARE_BELOW_BYTES,
+    ) -> None:
         self.packs: dict[int, Packed] = {}
         self._join_below_bytes = join_below_bytes
+        self._share_below_bytes = share_below_bytes
+        self._shared: dict[int, bool] = {}
         self._joined: dict[tuple[int, int, mx.Dtype], bool] = {}
 
     def is_small(self, layer: Any) -> bool:
         """Whether a layer's launches would cost more than what the device does in them."""
-        held: Any = tree_flatten(layer.parameters())
-        return bool(sum(array.nbytes for _, array in held) < self._join_below_bytes)
+        return weight_bytes(layer) < self._join_below_bytes
+
+    def shares(self, layer: Any) -> bool:
+        if id(layer) not in self._shared:  # asked in every trace
+            self._shared[id(layer)] = weight_bytes(layer) < self._share_below_bytes
+        return self._shared[id(layer)]
 
     def numbers(self, values: Sequence[int]) -> mx.array:
         return numbers(values)
@@ -134,3 +148,9 @@ class CudaKernels(OpKernels):
             return super().linear_gate_normed(module, y, norm, z, residual)
         rows = feed_gate_normed(y, norm, z, count, heads, dim)
         return run_step(linear_step("linear", module, rows, residual))[0]
+
+
+def weight_bytes(module: Any) -> int:
+    """Of all its arrays."""
+    held: Any = tree_flatten(module.parameters())
+    return sum(array.nbytes for _, array in held)

@@ -15,7 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from .compiler import compiled, multiprocessors
+from .compiler import compiled
+from .driver import multiprocessors
 
 THREADS = 256
 """Threads of a block, as `primitives.cu` counts on."""
@@ -72,14 +73,9 @@ class Kernel:
         for array, axis in _shapes_named(self.body):
             given[f"{array}_dim{axis}"] = shapes[array][axis]
         dtypes = (*(array.dtype for array in inputs), *output_dtypes)
-        key = (tuple(template), dtypes, tuple((n, type(v)) for n, v in given.items()))
-        if key not in self._made:
-            self._made[key] = self._compile(template, dtypes, given)
-        name, cubin = self._made[key]
         run: Callable[..., list[mx.array]] = mx.fast.precompiled_cuda_kernel
         return run(
-            name=name,
-            compiled_source=cubin,
+            **self.variant(template, dtypes, given),
             inputs=list(inputs),
             output_shapes=list(output_shapes),
             output_dtypes=list(output_dtypes),
@@ -88,6 +84,16 @@ class Kernel:
             threadgroup=(THREADS, 1, 1),
             ensure_row_contiguous=True,
         )
+
+    def variant(
+        self, template: Template, dtypes: Sequence[mx.Dtype], given: Scalars
+    ) -> dict[str, Any]:
+        """What MLX is handed for the code of these types and kinds of numbers, compiled once."""
+        key = (tuple(template), tuple(dtypes), tuple((n, type(v)) for n, v in given.items()))
+        if key not in self._made:
+            self._made[key] = self._compile(template, dtypes, given)
+        name, cubin = self._made[key]
+        return {"name": name, "compiled_source": cubin}
 
     @property
     def bounds(self) -> str:
@@ -130,6 +136,25 @@ class Kernel:
         words.append("".join(TYPES[dtype].strip("_")[0] for dtype in dtypes))
         symbol = "_".join(["dflash", self.name, *words])
         return symbol, compiled(symbol, self.text(symbol, template, dtypes, given))
+
+
+def one_block(
+    kernel: Kernel,
+    dtypes: Sequence[mx.Dtype],
+    numbers: Sequence[str],
+    output_shape: tuple[int, ...],
+    template: Template = (),
+) -> dict[str, Any]:
+    """All that MLX is handed but inputs and scalars, whole numbers by these names, for one block
+    and one output: kept by whoever calls a small kernel in every pass."""
+    return {
+        **kernel.variant(template, dtypes, dict.fromkeys(numbers, 0)),
+        "output_shapes": [output_shape],
+        "output_dtypes": [dtypes[-1]],
+        "grid": (THREADS, 1, 1),
+        "threadgroup": (THREADS, 1, 1),
+        "ensure_row_contiguous": True,
+    }
 
 
 @cache

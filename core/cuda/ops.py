@@ -66,6 +66,10 @@ class OpKernels:
         """Whether a layer's steps share a launch (`joined.py`); plain operations never do."""
         return False
 
+    def shares(self, layer: Any) -> bool:
+        """Whether a joined layer's launch is also that of the layers beside it."""
+        return False
+
     def gated(self, gate: Any, up: Any, x: mx.array, norm: Any = None) -> mx.array:
         """silu(gate(x)) * up(x)."""
         x = normed(norm, x)

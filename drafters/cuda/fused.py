@@ -69,8 +69,9 @@ class FusedDraft:
         self._kernels.packs |= pack_layers(layers, self._kernels.packs)
         self._ids_at = (1 + len(groups)) * PLACE
         self._is_small = all(self._kernels.is_small(layer) for layer in layers)
-        joins = self._is_small and projection is not None and fits_linear(projection, 1)
-        self._projection = projection if joins and self._kernels.is_small(projection) else None
+        self._shares = all(self._kernels.shares(layer) for layer in layers)
+        joins = self._shares and projection is not None and fits_linear(projection, 1)
+        self._projection = projection if joins and self._kernels.shares(projection) else None
         self._parts = [
             compiled(partial(self._some, layers))
             for layers in parts_of(len(layers), self._is_small)
@@ -84,6 +85,8 @@ class FusedDraft:
         """`count` ids after the anchor (1,), as DFlashDrafter.draft. buffers: one a group."""
         for buffer in buffers:
             buffer.reserve(1)
+        if not self._shares:  # the device ends what it was shown while the host builds the rest
+            start_on_gpu([array for buffer in buffers for array in buffer.arrays()])
         placed = [[position], *([buffer.start, buffer.rows] for buffer in buffers)]
         places = [n for some in placed for n in (*some, *[0] * (PLACE - len(some)))]
         ids = [*read_ids(anchor), *[self._config.mask_token_id] * count]
@@ -135,7 +138,7 @@ class FusedDraft:
             context = self._context(index, given, contexts)
             if joins_layer(layer, rows):
                 add_layer(chain, layer, self._rope, context)
-                if not self._is_small:
+                if not self._shares:
                     chain.launch()
             else:
                 chain.hidden = self._layer(layer, chain.launch(), context)

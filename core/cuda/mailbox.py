@@ -1,0 +1,109 @@
+"""Ids on their way from the device to the host, through memory that both see.
+
+An array that the host reads is managed memory in MLX: its page comes over when it is read and goes
+back when the device writes into it again, at the pace of decoding 100 microseconds each time. Here
+a kernel writes the ids into page-locked memory of the host, which looks at it until they are there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from ..device import start_eval
+from ..errors import OptionError
+from .assemble import primitives
+from .driver import shared_words
+from .ends import numbers
+from .launch import Kernel, one_block
+
+LETTERS = 64
+"""On their way at a time, at most; the loop has two."""
+WORDS = 64
+"""Of a letter: its number, then ids."""
+PATIENCE_SEC = 1.0
+"""After that MLX is asked what became of the kernel."""
+LAST = 1 << 30
+POST = """
+  volatile int* box = (volatile int*)((unsigned long long)(unsigned)address[0] |
+      (unsigned long long)(unsigned)address[1] << 32) + place;
+  int before = 1;
+  COPIES
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    box[0] = letter;
+    out[0] = letter;
+  }
+"""
+COPY = """
+  for (int i = threadIdx.x; i < N_I; i += dflash::kWarps * 32) box[before + i] = int(x_I[i]);
+  before += N_I;
+"""
+
+
+@cache
+def _sender(*dtypes: mx.Dtype) -> dict[str, Any]:
+    """What MLX is handed for vectors of these types."""
+    indices = range(len(dtypes))
+    body = POST.replace("COPIES", "".join(COPY.replace("_I", f"_{index}") for index in indices))
+    names = ("address", *(f"x_{index}" for index in indices))
+    kernel = Kernel(f"post_{len(dtypes)}", names, ("out",), body, primitives())
+    numbers = ("letter", "place", *(f"N_{index}" for index in indices))
+    return one_block(kernel, (mx.int32, *dtypes, mx.int32), numbers, (WORDS,))
+
+
+class Mailbox:
+    """words: LETTERS * WORDS C ints; address: the device's for them."""
+
+    def __init__(self, words: Any, address: int) -> None:
+        self._words = words
+        halves = [address & 0xFFFFFFFF, address >> 32]
+        signed = [half - (1 << 32) if half >> 31 else half for half in halves]
+        self._address = numbers([*signed, 0, 0])
+        mx.eval(self._address)
+        self._letter = 0
+
+    def post(self, arrays: Sequence[mx.array]) -> Callable[[], list[list[int]]]:
+        """Queue vectors of int32 or uint32 ids, fewer than WORDS together; the function waits for
+        them. At most LETTERS are posted and not fetched."""
+        self._letter = letter = self._letter % LAST + 1
+        sizes = [array.shape[0] for array in arrays]
+        assert sum(sizes) < WORDS
+        place = letter % LETTERS * WORDS
+        run: Callable[..., list[mx.array]] = mx.fast.precompiled_cuda_kernel
+        sent = run(
+            inputs=[self._address, *arrays],
+            scalars=[letter, place, *sizes],
+            **_sender(*(array.dtype for array in arrays)),
+        )[0]
+        start_eval([sent])
+
+        def fetch() -> list[list[int]]:
+            self._wait(place, letter, sent)
+            ids = self._words[place + 1 : place + 1 + sum(sizes)]
+            ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+            return [ids[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+        return fetch
+
+    def _wait(self, place: int, letter: int, sent: mx.array) -> None:
+        words, late = self._words, time.monotonic() + PATIENCE_SEC
+        while words[place] != letter:
+            if time.monotonic() > late:
+                mx.eval(sent)  # raises where the device failed
+                if words[place] != letter:
+                    raise OptionError(
+                        "the GPU ended a pass without handing its tokens over; use --kernels stock"
+                    )
+            time.sleep(0)
+
+
+@cache
+def mailbox() -> Mailbox:
+    """The process's own."""
+    return Mailbox(*shared_words(LETTERS * WORDS))

@@ -1,0 +1,95 @@
+"""Ids reach the host through the mailbox: the text of its kernel, run on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from cuda_on_cpu import COMPILER, CudaOnCpu, emulate, shared_words
+from test_fused import traced_once
+from tiny import make_target
+
+from dflash_suite.core.backbones import HybridBackbone
+from dflash_suite.core.cuda import mailbox
+from dflash_suite.core.cuda.backbone import FusedBackbone
+from dflash_suite.core.cuda.kernels import CudaKernels
+from dflash_suite.core.cuda.mailbox import LETTERS, WORDS, Mailbox
+from dflash_suite.core.decode import Generation
+from dflash_suite.core.errors import OptionError
+from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.target import Target
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
+    yield from emulate(tmp_path_factory)
+
+
+def make_mailbox() -> Mailbox:
+    return Mailbox(*shared_words(LETTERS * WORDS))
+
+
+def test_vectors_arrive_as_they_were_sent(emulated: CudaOnCpu) -> None:
+    box = make_mailbox()
+    signed, unsigned = mx.array([3, -1, 7]), mx.array([9, 2**31 - 1], dtype=mx.uint32)
+    one, both = box.post([unsigned]), box.post([signed, unsigned])
+    assert both() == [[3, -1, 7], [9, 2**31 - 1]] and one() == [[9, 2**31 - 1]]
+    assert box.post([mx.arange(WORDS - 1)])() == [[*range(WORDS - 1)]]
+
+
+def test_letters_are_never_mistaken_for_older_ones(emulated: CudaOnCpu) -> None:
+    box = make_mailbox()
+    for number in range(3 * LETTERS):
+        box.post([mx.array([-number])])  # never fetched
+        assert box.post([mx.array([number, 1])])() == [[number, 1]]
+    box._letter = mailbox.LAST - 1
+    assert [box.post([mx.array([n])])() for n in range(3)] == [[[0]], [[1]], [[2]]]
+
+
+def test_a_pass_that_hands_nothing_over_is_an_error_and_no_hang(
+    emulated: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = make_mailbox()
+    monkeypatch.setattr(mailbox, "PATIENCE_SEC", 0.05)
+    lost: Any = lambda **call: [mx.zeros((1,))]  # noqa: E731
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", lost)
+    fetch = box.post([mx.array([1])])
+    with pytest.raises(OptionError, match="without handing its tokens over"):
+        fetch()
+
+
+SHORT = GenerateOptions(max_tokens=24)
+
+
+class Silent:
+    last_segment = ""
+
+    def add_token(self, token: int) -> None:
+        pass
+
+    def finalize(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_the_loop_reads_its_tokens_there(
+    emulated: CudaOnCpu, pipelined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = make_target("hybrid", "bfloat16")
+    target = Target(FusedBackbone(plain.backbone.model, CudaKernels(), traced_once), plain.config)
+    posts = [name for name in emulated.calls if "post" in name]
+    answer = Generation(target, [5, 9, 2], Silent(), options=SHORT, pipelined=pipelined)
+    for _ in answer:
+        pass
+    posts = [name for name in emulated.calls if "post" in name][len(posts) :]
+    ids = answer.emitter.token_ids
+    assert len(posts) == answer.stats.target_passes + 1 and len(ids) == 24, "and the prefill's"
+    monkeypatch.setattr(FusedBackbone, "start_reading", HybridBackbone.start_reading)
+    again = Generation(target, [5, 9, 2], Silent(), options=SHORT, pipelined=pipelined)
+    for _ in again:
+        pass
+    assert again.emitter.token_ids == ids and len({*ids}) > 3
