@@ -18,7 +18,7 @@ import mlx.core as mx
 from .bookmark import Bookmark, take_bookmark
 from .caches import cache_arrays
 from .choose import greedy
-from .device import on_cpu, read_ids, start_eval
+from .device import on_cpu
 from .drafter import Drafter, RewindableDrafter, TargetRows
 from .feed import Contexts
 from .target import Target
@@ -158,9 +158,10 @@ class Timed:
         mx.eval(ids)
         started = self._clock()
         result = self._target.verify_rows(ids[None], self._cache, self._contexts.tap_ids)
-        read_ids(greedy(self._target.logits_from_hidden(result.hidden).squeeze(0)))
+        choices = greedy(self._target.logits_from_hidden(result.hidden).squeeze(0))
+        self._target.start_reading([choices])()
         self._target.rollback(self._cache, result.tape, keep, width - keep)
-        mx.eval(cache_arrays(self._cache))
+        mx.eval([] if self._target.is_fused else cache_arrays(self._cache))  # as the loop does
         spent = self._clock() - started
         self._return()
         return spent
@@ -171,15 +172,14 @@ class Timed:
         ahead = not on_cpu()
         mx.eval(choice)
         started = self._clock()
-        following = self._step(choice)
+        following, following_read = self._step(choice)
         for _ in range(steps):
-            choice = following
+            choice, read = following, following_read
             if ahead:
-                following = self._step(choice)
-                start_eval([following])
-            read_ids(choice)
+                following, following_read = self._step(choice)
+            read()
             if not ahead:
-                following = self._step(choice)
+                following, following_read = self._step(choice)
         spent = self._clock() - started
         self._return()
         return spent / steps
@@ -200,10 +200,11 @@ class Timed:
             drafter.return_to(mark)
         return spent
 
-    def _step(self, anchor: mx.array) -> mx.array:
-        """(1,) id -> (1,) choice after it, unread."""
+    def _step(self, anchor: mx.array) -> tuple[mx.array, Callable[[], object]]:
+        """(1,) id -> (1,) choice after it, and what waits for it."""
         result = self._target.forward_with_taps(anchor[None], self._cache)
-        return greedy(self._target.logits_from_hidden(result.hidden).squeeze(0))
+        choice = greedy(self._target.logits_from_hidden(result.hidden).squeeze(0))
+        return choice, self._target.start_reading([choice])
 
     def _kept_rows(self, name: str, count: int) -> TargetRows:
         """`count` committed rows behind the context, with the drafter's own taps."""
