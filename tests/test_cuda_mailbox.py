@@ -46,8 +46,17 @@ def test_letters_are_never_mistaken_for_older_ones(emulated: CudaOnCpu) -> None:
     for number in range(3 * LETTERS):
         box.post([mx.array([-number])])  # never fetched
         assert box.post([mx.array([number, 1])])() == [[number, 1]]
-    box._letter = mailbox.LAST - 1
-    assert [box.post([mx.array([n])])() for n in range(3)] == [[[0]], [[1]], [[2]]]
+    box._posted = mailbox.LAST - 2
+    assert [box.post([mx.array([n])])() for n in range(4)] == [[[n]] for n in range(4)]
+
+
+@pytest.mark.parametrize("others", [LETTERS - 1, LETTERS, 3 * LETTERS])
+def test_a_letter_that_waits_long_is_still_the_same(emulated: CudaOnCpu, others: int) -> None:
+    box = make_mailbox()
+    first = box.post([mx.array([11, 12])])
+    for number in range(others):
+        box.post([mx.array([number, number])])
+    assert first() == [[11, 12]]
 
 
 def test_a_pass_that_hands_nothing_over_is_an_error_and_no_hang(

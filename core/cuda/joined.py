@@ -1,5 +1,5 @@
-"""Whole layers as steps of few launches: all between two attention calls are one. A layer with a
-mixture of experts is not joined.
+"""Whole layers as steps of few launches: a layer in one, or all between two attention calls. A layer
+with a mixture of experts is not joined.
 """
 
 from __future__ import annotations

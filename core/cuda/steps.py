@@ -1,10 +1,10 @@
 """Steps of work that share one launch.
 
 A launch costs the host five to twenty microseconds, by its arrays and the size of its code
-(examples/gpu_bench/launch_cost.py), whatever it does. Here a GDN layer is one launch, and an
-attention layer three: blocks that are all resident take the pieces of a step in turn, wait for each
-other (`Grid` in primitives.cu) and go on to the next step. What passes between the steps is one
-array, and so are most of a layer's weights (`packs.py`).
+(examples/gpu_bench/launch_cost.py), whatever it does. Here a GDN layer is one launch, an attention
+layer three, and of tiny layers all between two attention calls: blocks that are all resident take
+the pieces of a step in turn, wait for each other (`Grid` in primitives.cu) and go on to the next
+step. What passes between the steps is one array, and so are most of a layer's weights (`packs.py`).
 """
 
 from __future__ import annotations
