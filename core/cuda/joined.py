@@ -1,4 +1,4 @@
-"""Whole layers as steps of few launches: a layer in one, or all between two attention calls. A layer
+"""Whole layers as steps of few launches: a layer in one, or all between two attention calls. One
 with a mixture of experts is not joined.
 """
 
