@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from cuda_on_cpu import COMPILER, CudaOnCpu, emulate
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
@@ -21,7 +22,7 @@ from dflash_suite.core.cuda.ops import OpKernels
 from dflash_suite.core.cuda.steps import NO_PACKS, run_steps, turn
 from dflash_suite.drafters.config import read_drafter_config
 from dflash_suite.drafters.cuda import kernels as draft
-from dflash_suite.drafters.cuda.conv import after_branch, before_branch
+from dflash_suite.drafters.cuda.conv import after_branch, before_branch, fits_conv
 from dflash_suite.drafters.layers import CandidateSelector, GroupedDynamicConv, block_mask, normed
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
@@ -244,15 +245,16 @@ def test_attention_reads_a_part_of_its_buffers(rows: int, count: int) -> None:
     assert distance(wide, plain.reshape(1, rows, -1)) < 1e-2
 
 
-@pytest.mark.parametrize("bits", [16, 4])
-def test_a_drafts_convolutions_are_the_separate_ones(bits: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bits", "taps"), [(16, 2), (4, 2), (16, 1), (4, 3), (16, 8)])
+def test_a_drafts_convolutions_are_the_separate_ones(bits: int, taps: int, tmp_path: Path) -> None:
     width = 256
-    changes: Any = {"hidden_size": width, "intermediate_size": 128}
+    changes: Any = {"hidden_size": width, "intermediate_size": 128, "conv_kernel_size": taps}
     config = read_drafter_config(write_config(tmp_path, raw_drafter("dflash2", **changes)))
     conv: Any = GroupedDynamicConv(config)
-    assert conv.groups == 16, "a block has the deltas of 16 groups"
+    assert conv.groups == 16 and conv.kernel_size == taps
     conv.base_kernel = normal(*conv.base_kernel.shape)
     conv.kernel_projection = linear(width, conv.kernel_projection.weight.shape[0], bits)
+    assert fits_conv(conv, 7)
     down, kernels = linear(128, width, bits), CudaKernels()
     wide, residual, norm = normal(1, 7, 128), mx.random.normal((1, 7, width)), rms_norm(width)
     mixed, late = before_branch(kernels, conv, residual, norm)
@@ -264,6 +266,31 @@ def test_a_drafts_convolutions_are_the_separate_ones(bits: int, tmp_path: Path) 
     assert distance(mixed, conv.convolve(x, conv.deltas(x), 0)) < 2e-2
     out, y = after_branch(kernels, down, conv, wide, late, residual), kernels.linear(down, wide)
     assert mx.array_equal(out, draft.convolve(conv, y, late, 1, residual))
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+@pytest.mark.parametrize("vocab", [33, 5000, 20000])
+def test_the_largest_logits_come_in_order_and_of_equal_ones_the_first(
+    vocab: int, dtype: mx.Dtype
+) -> None:
+    mx.random.seed(vocab)
+    logits = (mx.random.normal((1, 3, vocab)) * 2 - 6).astype(mx.bfloat16)  # many are equal
+    plain = np.array(logits[0].astype(mx.float32))
+    plain[1] = -np.round(plain[1])  # hardly anything else
+    plain[2, ::2] = -np.inf
+    plain[2, 1::7] = np.nan  # no larger than that
+    logits = mx.array(plain)[None].astype(dtype)
+    steps = draft.top_steps(logits, 3, vocab, dtype)
+    assert len(steps) == (2 if vocab > 8192 else 1)
+    wanted = [f"{steps[-1].name}.values", f"{steps[-1].name}.ids"]
+    made, _ = run_steps(steps, turn().token, wanted, NO_PACKS)
+    values, ids = np.array(made[wanted[0]]), np.array(made[wanted[1]])
+    known = np.where(np.isnan(plain), -np.inf, plain)
+    for row in range(3):
+        order = np.lexsort((np.arange(vocab), -known[row]))[: draft.TOP]
+        assert ids[row].tolist() == order.tolist()
+        finite = np.isfinite(known[row][order])
+        assert values[row][finite].tolist() == known[row][order][finite].tolist()
 
 
 def test_the_walk_takes_the_selectors_path(tmp_path: Path) -> None:
