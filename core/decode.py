@@ -219,7 +219,7 @@ class Generation:
         before, self.position = self.position, self.position + keep
         if self.emitter.reason is not None:
             self.ahead.drop()
-        if verified.drafts and not self.target.is_fused:  # there the next draft starts its own
+        if verified.drafts and not self.target.is_fused:  # there the next draft's start is enough
             start_on_gpu([*cache_arrays(self.cache), *self.contexts.state()])
         if self.phases.enabled:
             self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])
@@ -230,7 +230,7 @@ class Generation:
         """The round's route; at a switch the device first ends what the last one left to do."""
         route = self.picker.route
         if route != self._last_route:
-            mx.eval(cache_arrays(self.cache))
+            mx.eval(cache_arrays(self.cache), self.contexts.state())
             self._last_route = route
         self.phases.start()
         self.picker.start()

@@ -50,7 +50,7 @@ class Lookahead:
     def step(self, anchor: mx.array, *, more: bool) -> QueuedPass:
         """The pass of the anchor (1,), queued before or now; with `more`, the next one behind it.
 
-        Nothing is read: the caller waits for `choices`.
+        Nothing is read: the caller fetches.
         """
         queued, self._queued, self._held = self._queued, None, []
         step = queued or self._run(anchor)

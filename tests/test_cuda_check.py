@@ -17,6 +17,7 @@ from dflash_suite.core.cuda.check import compare, probe_fused
 from dflash_suite.core.cuda.kernels import cuda_in_use
 from dflash_suite.core.cuda.launch import Kernel
 from dflash_suite.core.cuda.ops import OpKernels
+from dflash_suite.core.cuda.steps import GROWING, NO_PACKS, _Call
 from dflash_suite.core.errors import ProbeFailed
 from dflash_suite.core.target import Target
 
@@ -113,6 +114,14 @@ def test_steps_of_a_launch_see_what_those_before_them_made() -> None:
     again = assemble("abc", (*chain[:2], *chain[:2]), ("a_x",), ("b_y",), True)
     assert again.body.count("step_0<false>") == again.body.count("step_1<false>") == 1, "a loop"
     assert "turn < 2" in again.body and again.body.count("if (turn == 1) given = ") == 2
+
+
+def test_numbers_are_handed_over_once_but_those_that_grow() -> None:
+    call = _Call(NO_PACKS)
+    assert call._number("s0", "K", 256) == call._number("s1", "K", 256) == "s0_K"
+    assert call._number("s1", "K", 640) == "s1_K" and call._number("s2", "N", 256) == "s2_N"
+    for name in GROWING:
+        assert call._number("s0", name, 9) != call._number("s1", name, 9), "equal by chance"
 
 
 def called(step: int, before: str, given: str) -> str:

@@ -4,6 +4,7 @@ share launches: the text of the CUDA kernels, run on a CPU."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,10 @@ def make_drafters(
     fast = DFlashDrafter(models[1], config, ends, make_rope(config))
     assert plain._fused is None and fast._fused is not None
     return fast, plain, exact_one
+
+
+def in_bfloat16(weight: mx.array) -> mx.array:
+    return weight.astype(mx.bfloat16) if weight.dtype == mx.float32 else weight
 
 
 def in_float32(weight: mx.array) -> mx.array:
@@ -205,24 +210,71 @@ def test_launches_do_not_matter(
     assert calls[0] == 2 + 3 and (calls[1] == 2 + 1 + 3 + 2) == (how == "several parts")
 
 
+@pytest.mark.parametrize("odd", [False, True], ids=["all fits", "a projection of 8 bits"])
 def test_a_small_head_is_part_of_the_launch(
+    emulated: CudaOnCpu, odd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, _, _ = make_drafters("dflash2", 4, tmp_path, monkeypatch)
+    if odd:
+        plain = nn.Linear(WIDTH, SELECTOR["selector_rank"], bias=False)
+        projection = nn.QuantizedLinear.from_linear(plain, 64, 8)
+        projection.update(tree_map(in_bfloat16, projection.parameters()))
+        fast.model.candidate_selector.hidden_projection = projection
+    head = head_of(fast, monkeypatch)
+    show(fast, 9, 1)
+    paths, launches = [], []
+    for whole in (None, head):
+        monkeypatch.setattr(Ends, "head_projection", whole)
+        monkeypatch.setattr(fast, "_fused", fused_again(fast))
+        start = len(emulated.calls)
+        paths.append([fast.draft(mx.array([anchor]), COUNT).tolist() for anchor in range(4)])
+        launches.append(len(emulated.calls) - start)
+    assert paths[0] == paths[1] and len({str(path) for path in paths[0]}) > 2
+    expected = [4 * 4, 4 * 3] if odd else [4 * 4, 4 * 2]
+    assert launches == expected, "numbers; up to the head, it and the choice, or all in one"
+
+
+def head_of(drafter: DFlashDrafter, patch: pytest.MonkeyPatch) -> nn.Linear:
+    """The target's head as a module, which the kernels compute wherever it stands."""
+    head = nn.Linear(WIDTH, drafter.config.vocab_size, bias=False)
+    ends: Any = drafter._ends
+    head.weight = ends._head
+    patch.setattr(ends, "head_logits", partial(CudaKernels().linear, head), raising=False)
+    return head
+
+
+@pytest.mark.parametrize("why", ["", "it scales", "it is large"])
+def test_a_head_stays_apart_where_it_is_more_than_a_small_projection(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, _, _ = make_drafters("dflash2", 4, tmp_path, monkeypatch)
+    head = head_of(fast, monkeypatch)
+    monkeypatch.setattr(Ends, "head_projection", head)
+    if why == "it scales":
+        monkeypatch.setattr(fast, "config", replace(fast.config, output_multiplier=2.0))
+    if why == "it is large":
+        shares = CudaKernels.shares
+        monkeypatch.setattr(
+            CudaKernels, "shares", lambda self, one: one is not head and shares(self, one)
+        )
+    again = DFlashDrafter(fast.model, fast.config, fast._ends, fast._rope)
+    assert again._fused is not None and again._fused._shares
+    assert again._fused._projection is (None if why else head)
+
+
+def test_a_large_drafter_starts_what_it_was_shown(
     emulated: CudaOnCpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast, _, _ = make_drafters("dflash2", 4, tmp_path, monkeypatch)
-    head = nn.Linear(WIDTH, fast.config.vocab_size, bias=False)
-    ends: Any = fast._ends
-    head.weight = ends._head
-    monkeypatch.setattr(ends, "head_logits", partial(CudaKernels().linear, head))
-    show(fast, 9, 1)
-    paths, launches = [], []
-    for projection in (None, head):
-        monkeypatch.setattr(Ends, "head_projection", projection)
-        monkeypatch.setattr(fast, "_fused", fused_again(fast))
-        start = len(emulated.calls)
-        paths.append([fast.draft(mx.array([anchor]), COUNT).tolist() for anchor in range(9)])
-        launches.append(len(emulated.calls) - start)
-    assert paths[0] == paths[1] and len({str(path) for path in paths[0]}) > 4
-    assert launches == [9 * 4, 9 * 2], "numbers; up to the head, it and the choice, or all in one"
+    started: list[int] = []
+    monkeypatch.setattr(fused, "start_on_gpu", lambda arrays: started.append(len(arrays)))
+    show(fast, 3, 1)
+    fast.draft(mx.array([ANCHOR]), COUNT)
+    assert started == []
+    monkeypatch.setattr(CudaKernels, "shares", lambda self, layer: False)
+    monkeypatch.setattr(fast, "_fused", fused_again(fast))
+    fast.draft(mx.array([ANCHOR]), COUNT)
+    assert started == [2 * len(fast._buffers)]
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,11 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
     yield from emulate(tmp_path_factory)
 
 
-@pytest.mark.parametrize("share_below", [0, 1 << 30], ids=["layer by layer", "all between"])
-@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize(
+    ("bits", "share_below"),
+    [(16, 0), (16, 1 << 30), (4, 1 << 30)],
+    ids=["layer by layer", "all between", "all between, 4 bits"],
+)
 def test_a_pass_is_that_of_separate_launches(
     emulated: CudaOnCpu, bits: int, share_below: int
 ) -> None:

@@ -71,7 +71,47 @@ def test_a_pass_that_hands_nothing_over_is_an_error_and_no_hang(
         fetch()
 
 
-SHORT = GenerateOptions(max_tokens=24)
+SHORT = GenerateOptions(max_tokens=8)
+
+
+def test_ids_are_started_and_are_there_before_their_number(
+    emulated: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(mailbox, "start_eval", started.append)
+    make_mailbox().post([mx.array([1])])
+    assert len(started) == 1
+    copied, number = mailbox.POST.index("COPIES"), mailbox.POST.index("box[0] = ")
+    order = [
+        copied,
+        mailbox.POST.index("__syncthreads"),
+        mailbox.POST.index("__threadfence_system"),
+    ]
+    assert order == sorted(order) and order[-1] < number
+
+
+def fused_target() -> Target:
+    plain = make_target("hybrid", "bfloat16")
+    return Target(FusedBackbone(plain.backbone.model, CudaKernels(), traced_once), plain.config)
+
+
+def test_what_does_not_fit_is_read_as_before(
+    emulated: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = fused_target()
+    for odd in (mx.arange(WORDS), mx.array([[1], [2]]), mx.array([1.5])):
+        start = len(emulated.calls)
+        assert target.start_reading([odd])() == [odd.tolist()]
+        assert len(emulated.calls) == start
+
+    def refused(count: int) -> Any:
+        raise OptionError("the CUDA driver failed with code 2")
+
+    mailbox.mailbox.cache_clear()
+    monkeypatch.setattr(mailbox, "shared_words", refused)
+    with pytest.warns(RuntimeWarning, match="code 2; ids are read from the GPU more slowly"):
+        assert target.start_reading([mx.array([4, 5])])() == [[4, 5]]
+    mailbox.mailbox.cache_clear()
 
 
 class Silent:
@@ -88,15 +128,14 @@ class Silent:
 def test_the_loop_reads_its_tokens_there(
     emulated: CudaOnCpu, pipelined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = make_target("hybrid", "bfloat16")
-    target = Target(FusedBackbone(plain.backbone.model, CudaKernels(), traced_once), plain.config)
+    target = fused_target()
     posts = [name for name in emulated.calls if "post" in name]
     answer = Generation(target, [5, 9, 2], Silent(), options=SHORT, pipelined=pipelined)
     for _ in answer:
         pass
     posts = [name for name in emulated.calls if "post" in name][len(posts) :]
     ids = answer.emitter.token_ids
-    assert len(posts) == answer.stats.target_passes + 1 and len(ids) == 24, "and the prefill's"
+    assert len(posts) == answer.stats.target_passes + 1 and len(ids) == 8, "and the prefill's"
     monkeypatch.setattr(FusedBackbone, "start_reading", HybridBackbone.start_reading)
     again = Generation(target, [5, 9, 2], Silent(), options=SHORT, pipelined=pipelined)
     for _ in again:

@@ -96,6 +96,17 @@ def test_projections_of_any_number_of_outputs(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 4])
+def test_a_projection_of_many_inputs_adds_all_of_them(bits: int) -> None:
+    kernels, wide, x = CudaKernels(), 2304, normal(1, 9, 2304)  # a warp takes several steps of them
+    layer, pair = linear(wide, 20, bits), [linear(wide, 16, bits) for _ in range(2)]
+    for rows in (1, 8, 9):
+        block = x[:, :rows]
+        assert distance(kernels.linear(layer, block), exactly(layer, block)) < 1e-2
+        gated = nn.silu(exactly(pair[0], block)) * exactly(pair[1], block)
+        assert distance(kernels.gated(pair[0], pair[1], block), gated) < 2e-2
+
+
+@pytest.mark.parametrize("bits", [16, 4])
 @pytest.mark.parametrize("dtype", [BF16, mx.float32])
 def test_a_norm_on_the_way_is_the_norm_before(bits: int, dtype: mx.Dtype) -> None:
     kernels, norm = CudaKernels(), rms_norm(512)

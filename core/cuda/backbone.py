@@ -82,9 +82,9 @@ class FusedBackbone(HybridBackbone):
 
     def start_reading(self, arrays: Sequence[mx.array]) -> Callable[[], list[list[int]]]:
         are_ids = all(array.dtype in (mx.int32, mx.uint32) and array.ndim == 1 for array in arrays)
-        if not (are_ids and self._kernels.is_cuda and sum(a.size for a in arrays) < WORDS):
-            return super().start_reading(arrays)
-        return mailbox().post(arrays)
+        fits = are_ids and self._kernels.is_cuda and sum(array.size for array in arrays) < WORDS
+        box = mailbox() if fits else None
+        return super().start_reading(arrays) if box is None else box.post(arrays)
 
     def join_taps(self, taps: Sequence[mx.array]) -> mx.array:
         few = taps[0].shape[1] <= MAX_ROWS and self._kernels.is_cuda

@@ -48,4 +48,4 @@ def _open() -> tuple[Any, ctypes.c_int]:
 
 def _check(result: int) -> None:
     if result != 0:
-        raise OptionError(f"the CUDA driver failed with code {result}; use --kernels stock")
+        raise OptionError(f"the CUDA driver failed with code {result}")

@@ -39,8 +39,8 @@ smaller. Seen on an H200 at 437 MB a layer: a plain token takes 5.5 ms in separa
 joined, a round 8.0 either way; at 123 MB 4.4 and 4.5, a round 7.0 and 6.8."""
 SHARE_BELOW_BYTES = 16 << 20
 """Weights of layers that share a launch with those beside them. Their arguments depend on the turn
-of a loop then, which takes registers from the loads: at 123 MB a layer a plain token takes 7.3 ms
-for 5.4."""
+of a loop then, which takes registers from the loads: at 123 MB a layer a plain token took 7.3 ms,
+where separate launches took 5.4 in the same run (beside other processes)."""
 
 
 def cuda_in_use() -> bool:

@@ -8,6 +8,7 @@ a kernel writes the ids into page-locked memory of the host, which looks at it u
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -33,9 +34,9 @@ POST = """
       (unsigned long long)(unsigned)address[1] << 32) + place;
   int before = 1;
   COPIES
-  __threadfence_system();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence_system();  // the ids are there before their letter's number is
     box[0] = letter;
     out[0] = letter;
   }
@@ -106,6 +107,10 @@ class Mailbox:
 
 
 @cache
-def mailbox() -> Mailbox:
-    """The process's own."""
-    return Mailbox(*shared_words(LETTERS * WORDS))
+def mailbox() -> Mailbox | None:
+    """The process's own; None, and a RuntimeWarning, where the host has no memory for it."""
+    try:
+        return Mailbox(*shared_words(LETTERS * WORDS))
+    except OptionError as exc:
+        warnings.warn(f"{exc}; ids are read from the GPU more slowly", RuntimeWarning, stacklevel=2)
+        return None

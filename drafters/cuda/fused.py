@@ -171,6 +171,7 @@ class FusedDraft:
         else:
             chain.launch()
             hidden = chain.found("norm.out")
+            fed = Feed("", count, chain.width, {"x": hidden})
             projected = self._kernels.linear(selector.hidden_projection, hidden)
         if self._projection is not None:
             head = linear_step("head", self._projection, fed)

@@ -1,4 +1,4 @@
-"""A drafter's layer as steps of one launch."""
+"""A drafter's layer as steps of a launch, its own or that of a whole draft."""
 
 from __future__ import annotations
 
