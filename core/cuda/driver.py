@@ -28,8 +28,10 @@ def shared_words(count: int) -> tuple[Any, int]:
     host that both write and read, held until the process ends."""
     driver, device = _open()
     context, place, address = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
-    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))  # MLX's own
-    _check(driver.cuCtxSetCurrent(context))
+    _check(driver.cuCtxGetCurrent(ctypes.byref(context)))
+    if not context.value:  # nothing of MLX's has run in this thread
+        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))  # MLX's own
+        _check(driver.cuCtxSetCurrent(context))
     size = count * ctypes.sizeof(ctypes.c_int)
     _check(driver.cuMemHostAlloc(ctypes.byref(place), ctypes.c_size_t(size), PORTABLE_AND_MAPPED))
     _check(driver.cuMemHostGetDevicePointer_v2(ctypes.byref(address), place, 0))

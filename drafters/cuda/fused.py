@@ -173,6 +173,7 @@ class FusedDraft:
             hidden = chain.found("norm.out")
             fed = Feed("", count, chain.width, {"x": hidden})
             projected = self._kernels.linear(selector.hidden_projection, hidden)
+            projected = projected.astype(hidden.dtype)
         if self._projection is not None:
             head = linear_step("head", self._projection, fed)
             (_, _, vocab), dtype = head.outputs["out"]
