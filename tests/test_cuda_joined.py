@@ -37,8 +37,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
 
 @pytest.mark.parametrize(
     ("bits", "share_below"),
-    [(16, 0), (16, 1 << 30), (4, 1 << 30)],
-    ids=["layer by layer", "all between", "all between, 4 bits"],
+    [(4, 0), (16, 1 << 30)],
+    ids=["layer by layer, 4 bits", "all between two attention calls"],
 )
 def test_a_pass_is_that_of_separate_launches(
     emulated: CudaOnCpu, bits: int, share_below: int
