@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from cuda_on_cpu import COMPILER, CudaOnCpu, emulate, shared_words
 from test_fused import traced_once
-from tiny import make_target
+from tiny import PieceDetokenizer, make_target
 
 from dflash_suite.core.backbones import HybridBackbone
 from dflash_suite.core.cuda import mailbox
@@ -114,30 +114,20 @@ def test_what_does_not_fit_is_read_as_before(
     mailbox.mailbox.cache_clear()
 
 
-class Silent:
-    last_segment = ""
-
-    def add_token(self, token: int) -> None:
-        pass
-
-    def finalize(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_the_loop_reads_its_tokens_there(
     emulated: CudaOnCpu, pipelined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = fused_target()
     posts = [name for name in emulated.calls if "post" in name]
-    answer = Generation(target, [5, 9, 2], Silent(), options=SHORT, pipelined=pipelined)
+    answer = Generation(target, [5, 9, 2], PieceDetokenizer(), options=SHORT, pipelined=pipelined)
     for _ in answer:
         pass
     posts = [name for name in emulated.calls if "post" in name][len(posts) :]
     ids = answer.emitter.token_ids
     assert len(posts) == answer.stats.target_passes + 1 and len(ids) == 8, "and the prefill's"
     monkeypatch.setattr(FusedBackbone, "start_reading", HybridBackbone.start_reading)
-    again = Generation(target, [5, 9, 2], Silent(), options=SHORT, pipelined=pipelined)
+    again = Generation(target, [5, 9, 2], PieceDetokenizer(), options=SHORT, pipelined=pipelined)
     for _ in again:
         pass
     assert again.emitter.token_ids == ids and len({*ids}) > 3

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import mlx.core as mx
 
 from .assemble import Body, primitives
-from .launch import TYPES, Kernel, grid_words, one_block
+from .launch import TYPES, Kernel, SmallCall, grid_words, one_block
 from .steps import Given, Step, run_step
 
 LINE_BYTES = 16
@@ -54,7 +53,7 @@ def join_rows(parts: Sequence[mx.array]) -> mx.array:
 
 
 @cache
-def _feeder(count: int, dtype: mx.Dtype) -> dict[str, Any]:
+def _feeder(count: int, dtype: mx.Dtype) -> SmallCall:
     kernel = Kernel("feed", ("ids",), ("out",), FEED, primitives())
     template = [("IS_SIGNED", int(dtype == mx.int32))]
     return one_block(kernel, (dtype, mx.int32), ("anchor", "M", "last"), (1 + count,), template)
@@ -63,13 +62,12 @@ def _feeder(count: int, dtype: mx.Dtype) -> dict[str, Any]:
 def block_ids(anchor: int, ids: mx.array, vocab: int) -> mx.array:
     """int32 (1 + k,): the anchor and drafts (k,), those outside the vocabulary as the nearest
     inside."""
-    run: Callable[..., list[mx.array]] = mx.fast.precompiled_cuda_kernel
     count = ids.shape[0]
-    return run(inputs=[ids], scalars=[anchor, count, vocab - 1], **_feeder(count, ids.dtype))[0]
+    return _feeder(count, ids.dtype)([ids], [anchor, count, vocab - 1])
 
 
 @cache
-def _writer(count: int) -> dict[str, Any]:
+def _writer(count: int) -> SmallCall:
     names = [f"n_{index}" for index in range(count)]
     body = "".join(f"out[{index}] = {name};" for index, name in enumerate(names))
     body = f"if (threadIdx.x == 0) {{ {body} }}"
@@ -80,5 +78,4 @@ def _writer(count: int) -> dict[str, Any]:
 def numbers(values: Sequence[int]) -> mx.array:
     """int32 (n,) that the device writes itself. What the host writes lies in managed memory, and
     the first kernel that reads it may wait 100 microseconds for its page."""
-    run: Callable[..., list[mx.array]] = mx.fast.precompiled_cuda_kernel
-    return run(inputs=[grid_words()], scalars=list(values), **_writer(len(values)))[0]
+    return _writer(len(values))([grid_words()], values)

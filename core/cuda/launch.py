@@ -38,6 +38,8 @@ SHAPE = re.compile(r"\b(\w+)_shape\[(\d)\]")
 
 Template = Sequence[tuple[str, Any]]
 Scalars = Mapping[str, int | float]
+SmallCall = Callable[[Sequence[mx.array], Sequence[int]], mx.array]
+"""Inputs and whole numbers, in the order of the kernel -> its lazy output."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,10 @@ def one_block(
     numbers: Sequence[str],
     output_shape: tuple[int, ...],
     template: Template = (),
-) -> dict[str, Any]:
-    """All that MLX is handed but inputs and scalars, whole numbers by these names, for one block
-    and one output: kept by whoever calls a small kernel in every pass."""
-    return {
+) -> SmallCall:
+    """A call of one block with one output, all but its inputs and whole numbers decided: for small
+    kernels of every pass, where `Kernel.__call__` would take the host as long as the launch."""
+    decided = {
         **kernel.variant(template, dtypes, dict.fromkeys(numbers, 0)),
         "output_shapes": [output_shape],
         "output_dtypes": [dtypes[-1]],
@@ -155,6 +157,12 @@ def one_block(
         "threadgroup": (THREADS, 1, 1),
         "ensure_row_contiguous": True,
     }
+
+    def call(inputs: Sequence[mx.array], values: Sequence[int]) -> mx.array:
+        run: Callable[..., list[mx.array]] = mx.fast.precompiled_cuda_kernel
+        return run(inputs=list(inputs), scalars=list(values), **decided)[0]
+
+    return call
 
 
 @cache

@@ -20,7 +20,7 @@ from ..errors import OptionError
 from .assemble import primitives
 from .driver import shared_words
 from .ends import numbers
-from .launch import Kernel, one_block
+from .launch import Kernel, SmallCall, one_block
 
 LETTERS = 64
 """That lie there at a time; a request has two."""
@@ -48,14 +48,14 @@ COPY = """
 
 
 @cache
-def _sender(*dtypes: mx.Dtype) -> dict[str, Any]:
-    """What MLX is handed for vectors of these types."""
+def _sender(*dtypes: mx.Dtype) -> SmallCall:
+    """For vectors of these types."""
     indices = range(len(dtypes))
     body = POST.replace("COPIES", "".join(COPY.replace("_I", f"_{index}") for index in indices))
     names = ("address", *(f"x_{index}" for index in indices))
     kernel = Kernel(f"post_{len(dtypes)}", names, ("out",), body, primitives())
-    numbers = ("letter", "place", *(f"N_{index}" for index in indices))
-    return one_block(kernel, (mx.int32, *dtypes, mx.int32), numbers, (WORDS,))
+    values = ("letter", "place", *(f"N_{index}" for index in indices))
+    return one_block(kernel, (mx.int32, *dtypes, mx.int32), values, (WORDS,))
 
 
 class Mailbox:
@@ -76,12 +76,8 @@ class Mailbox:
         letter, place = turn % LAST + 1, turn % LETTERS * WORDS
         sizes = [array.shape[0] for array in arrays]
         assert sum(sizes) < WORDS
-        run: Callable[..., list[mx.array]] = mx.fast.precompiled_cuda_kernel
-        sent = run(
-            inputs=[self._address, *arrays],
-            scalars=[letter, place, *sizes],
-            **_sender(*(array.dtype for array in arrays)),
-        )[0]
+        send = _sender(*(array.dtype for array in arrays))
+        sent = send([self._address, *arrays], [letter, place, *sizes])
         start_eval([sent])
 
         def fetch() -> list[list[int]]:

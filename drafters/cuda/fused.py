@@ -68,13 +68,12 @@ class FusedDraft:
         self._kernels.packs |= rows.packs
         self._kernels.packs |= pack_layers(layers, self._kernels.packs)
         self._ids_at = (1 + len(groups)) * PLACE
-        self._is_small = all(self._kernels.is_small(layer) for layer in layers)
+        is_small = all(self._kernels.is_small(layer) for layer in layers)
         self._shares = all(self._kernels.shares(layer) for layer in layers)
         joins = self._shares and projection is not None and fits_linear(projection, 1)
         self._projection = projection if joins and self._kernels.shares(projection) else None
         self._parts = [
-            compiled(partial(self._some, layers))
-            for layers in parts_of(len(layers), self._is_small)
+            compiled(partial(self._some, part)) for part in parts_of(len(layers), is_small)
         ]
         self._rows = compiled(rows)
         self.max_rows = min(config.block_size, MAX_ROWS)
