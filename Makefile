@@ -22,7 +22,7 @@ types: install
 	$(BIN)/mypy
 
 identity: install
-	$(BIN)/python tests/identity.py
+	$(BIN)/python -m tests.long.identity
 
 install: $(VENV)/.installed
 

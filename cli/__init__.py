@@ -1,1 +1,5 @@
-"""The `dflash` command: the only package that prints."""
+"""The `dflash` command: the only package that prints.
+
+May import: everything else.
+Used by: nobody but the command itself.
+"""

@@ -15,13 +15,13 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..core.errors import DflashError, OptionError
-from .bench import bench
-from .doctor import doctor
-from .generate import CANCELLED_EXIT_CODE, generate
+from .commands.bench import bench
+from .commands.doctor import doctor
+from .commands.generate import CANCELLED_EXIT_CODE, generate
+from .commands.quantize import QuantizeCommand, quantize
 from .interrupt import is_interrupt
-from .quantize import QuantizeCommand, quantize
-from .render import print_error, print_note
-from .settings import option_defaults
+from .options.settings import option_defaults
+from .text.footer import print_error, print_note
 
 
 class Group(TyperGroup):

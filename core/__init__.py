@@ -1,4 +1,5 @@
-"""The shared core: target, taps, tape, rollback and the one decode loop.
+"""The shared core: checkpoints, caches, targets, the one decode loop, exactness, CUDA kernels.
 
-Knows a drafter only as the Protocol in `drafter.py`, and prints nothing.
+May import: nothing of drafters, doctor or cli; it knows a drafter only as a Protocol.
+Used by: every other package.
 """

@@ -31,7 +31,7 @@ class GenerateOptions:
     """How one request is decoded. Sizes are in tokens.
 
     block_size concerns DFlash drafters alone, draft_tokens the MTP head alone; None is the default
-    of either. gate: leave a drafter that costs more time than it saves (core/gate.py).
+    of either. gate: leave a drafter that costs more time than it saves (core/decode/gate.py).
     """
 
     max_tokens: int = 256
@@ -142,7 +142,7 @@ def parse_mtp_hidden(text: str) -> MtpHidden:
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """The best block of a drafter by a stored probe (core/probes.py), and the day of that."""
+    """The best block of a drafter by a stored probe (core/probe_store.py), and the day of that."""
 
     rows: int
     date: str

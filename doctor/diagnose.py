@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..core.errors import DflashError
-from ..drafters.find import find_drafter
-from ..drafters.mtp_find import is_head_folder
-from .checks import Check, Words, run_checks
-from .content import drafter_content, target_content
-from .download import DOWNLOAD_CHECKS
-from .drafter import DRAFTER_CHECKS
-from .machine import MACHINE_CHECKS, Machine
-from .mtp import MTP_CHECKS, MtpSubject
-from .pair import PAIR_CHECKS
+from ..drafters.locate import find_drafter
+from ..drafters.mtp.find import is_head_folder
+from .checks.check import Check, Words, run_checks
+from .checks.content import drafter_content, target_content
+from .checks.download import DOWNLOAD_CHECKS
+from .checks.drafter import DRAFTER_CHECKS
+from .checks.machine import MACHINE_CHECKS, Machine
+from .checks.mtp import MTP_CHECKS, MtpSubject
+from .checks.pair import PAIR_CHECKS
+from .checks.routes import find_routes
+from .checks.subjects import DrafterSubject, PairSubject, TargetSubject, is_drafter
+from .checks.target import TARGET_CHECKS
 from .remote import Opened, expected_download, opened, renamed
 from .results import CheckResult, Diagnosis
-from .routes import find_routes
-from .subjects import DrafterSubject, PairSubject, TargetSubject, is_drafter
-from .target import TARGET_CHECKS
 
 S = TypeVar("S")
 NO_DRAFTER = Words(

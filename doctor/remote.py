@@ -17,12 +17,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from ..core.checkpoint.hub import DOWNLOADED, NOT_DOWNLOADED, local_directory
+from ..core.checkpoint.safetensors_headers import MAX_HEADER_BYTES, weight_files
 from ..core.errors import ModelNotFound, TensorError
-from ..core.hub import DOWNLOADED, NOT_DOWNLOADED, local_directory
-from ..core.safetensors import MAX_HEADER_BYTES, weight_files
-from ..drafters.bundled import bundled_directory
-from .download import Download
-from .machine import free_bytes
+from ..drafters.bundled.paths import bundled_directory
+from .checks.download import Download
+from .checks.machine import free_bytes
 
 WORKERS = 8
 FIRST_BYTES = 100_000

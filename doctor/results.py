@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from .probe_report import ProbeReport
+    from .probe.report import ProbeReport
 
 Status = Literal["pass", "warn", "fail"]
 SCHEMA = "dflash.doctor/1"

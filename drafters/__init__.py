@@ -1,1 +1,5 @@
-"""Drafters (DFlash, DFlash2, MTP heads), their checkpoints, and the guards that pair them."""
+"""Drafters (DFlash, DFlash2, MTP heads), how they pair with a target, and the engine over both.
+
+May import: core.
+Used by: doctor and cli.
+"""

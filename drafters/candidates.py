@@ -13,26 +13,26 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from ..core.config import TargetConfig, read_json
-from ..core.drafter import Drafter
+from ..core.checkpoint.target_config import TargetConfig, read_json
+from ..core.decode.drafter import Drafter
 from ..core.errors import DflashError
 from ..core.options import MtpHidden, Speculation
-from ..core.target import Target
-from .config import read_drafter_config
-from .find import locate
+from ..core.target.target import Target
+from .dflash.config import read_drafter_config
+from .dflash.load import check_source
 from .guards import check_pair
 from .kinds import classify
-from .load import check_source
-from .mtp_find import absence, find_head, is_head_folder, open_folder
-from .mtp_load import load_head
-from .slab_load import load_drafter_at
-from .slab_store import Report
+from .locate import locate
+from .mtp.find import absence, find_head, is_head_folder, open_folder
+from .mtp.load import load_head
+from .slab.load import load_drafter_at
+from .slab.store import Report
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Request:
+class DrafterRequest:
     """What was asked for: the --speculation value, and references to a drafter and a head.
 
     drafter_bits and report concern a DFlash drafter's slab (slab_load.py).
@@ -59,7 +59,7 @@ class Candidate:
     kind: str = ""
 
 
-def find_candidates(target: TargetConfig, request: Request) -> list[Candidate]:
+def find_candidates(target: TargetConfig, request: DrafterRequest) -> list[Candidate]:
     """In the order in which they are tried: DFlash, then MTP.
 
     Under auto a bad one becomes a problem; under an explicit value it raises. `none` looks at
@@ -94,7 +94,7 @@ def drafter_dtype(target: Target) -> mx.Dtype:
     return mx.bfloat16 if dtype == mx.float16 else dtype
 
 
-def _dflash(target: TargetConfig, request: Request) -> Candidate:
+def _dflash(target: TargetConfig, request: DrafterRequest) -> Candidate:
     if request.drafter is None:
         return Candidate(problem="no drafter was given")
     config = read_drafter_config(locate(request.drafter))
@@ -108,7 +108,7 @@ def _dflash(target: TargetConfig, request: Request) -> Candidate:
     )
 
 
-def _mtp(target: TargetConfig, request: Request) -> Candidate:
+def _mtp(target: TargetConfig, request: DrafterRequest) -> Candidate:
     if request.mtp is not None:
         source = open_folder(locate(request.mtp), target)
     elif (embedded := find_head(target)) is not None:
@@ -121,7 +121,7 @@ def _mtp(target: TargetConfig, request: Request) -> Candidate:
     )
 
 
-def _head_given_as_drafter(request: Request) -> Request:
+def _head_given_as_drafter(request: DrafterRequest) -> DrafterRequest:
     """--drafter may name an MTP head's folder; only what is no DFlash checkpoint is looked at."""
     given = request.drafter
     if given is None or request.speculation not in ("auto", "mtp") or request.mtp is not None:

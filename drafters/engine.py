@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.chat import render_chat
-from ..core.decode import Generation, make_picker
-from ..core.drafter import Drafter, resolve_blocks
+from ..core.cache.resume import Resume, best_mark
+from ..core.decode.chat import render_chat
+from ..core.decode.drafter import Drafter, resolve_blocks
+from ..core.decode.gate import RoutePicker
+from ..core.decode.loop import Generation, make_picker
 from ..core.errors import PromptError
-from ..core.gate import RoutePicker
+from ..core.exact.promise import Promise
 from ..core.options import GenerateOptions, Speculation
-from ..core.promise import Promise
-from ..core.results import Chunk, FinishReason, GenerationStats
-from ..core.reuse import Resume, best_mark
 from ..core.sampling_options import SamplingOptions
-from ..core.target import Target
+from ..core.stats import Chunk, FinishReason, GenerationStats
+from ..core.target.target import Target
 from .pair import Pair, encode_text, load_pair
 from .routes import Attempt, Route, choose_route
 

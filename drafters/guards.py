@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.config import Fields, TargetConfig
+from ..core.checkpoint.config_repairs import canonical_type, require_supported
+from ..core.checkpoint.target_config import Fields, TargetConfig
 from ..core.errors import CheckpointError, DrafterMismatch, UnsupportedModel
-from ..core.repairs import canonical_type, require_supported
-from .config import DrafterConfig
+from .dflash.config import DrafterConfig
 from .kinds import classify
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..core.chat import require_encodable
-from ..core.config import read_target_config
-from ..core.decode import Generation
-from ..core.drafter import Drafter
-from ..core.loading import load_target
+from ..core.checkpoint.target_config import read_target_config
+from ..core.decode.chat import require_encodable
+from ..core.decode.drafter import Drafter
+from ..core.decode.loop import Generation
+from ..core.exact.promise import Promise, keep_exact
+from ..core.loading.load import load_target
 from ..core.options import (
     DEFAULT_KERNELS,
     GenerateOptions,
@@ -20,15 +21,14 @@ from ..core.options import (
     parse_kernels,
     parse_speculation,
 )
-from ..core.promise import Promise, keep_exact
-from ..core.target import Target
-from . import bundled
-from .candidates import Request, drafter_dtype, find_candidates, tolerate
-from .find import find_drafter, locate
+from ..core.target.target import Target
+from .bundled import paths as bundled
+from .candidates import DrafterRequest, drafter_dtype, find_candidates, tolerate
 from .guards import check_is_target
+from .locate import find_drafter, locate
 from .routes import Attempt, Route, choose_route
-from .slab_store import Report
-from .stored import use_stored_block
+from .slab.store import Report
+from .stored_block import use_stored_block
 
 Progress = Callable[[str], None]
 
@@ -116,7 +116,7 @@ def load_pair(
         check_drafter_bits(drafter_bits)
     config = read_target_config(locate(model or bundled.TARGET))
     check_is_target(config.raw, config.file)
-    request = Request(
+    request = DrafterRequest(
         requested, find_drafter(model, drafter), mtp, mtp_hidden, drafter_bits, report
     )
     candidates = find_candidates(config, request)

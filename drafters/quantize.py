@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.checkpoint.weight_source import read_source
 from ..core.errors import SlabError
 from ..core.options import GenerateOptions, QuantizeOptions
-from .config import DrafterConfig, read_drafter_config
-from .find import locate
-from .layers import make_rope
-from .load import bind_drafter, with_biases
+from .dflash.config import DrafterConfig, read_drafter_config
+from .dflash.layers import make_rope
+from .dflash.load import bind_drafter, with_biases
+from .locate import locate
 from .pair import Pair, drafter_dtype
-from .slab import Slab
-from .slab_build import Plan
-from .slab_check import Agreement, PackingError, compare_drafters, packing_errors
-from .slab_export import finish_export, prepare_export
-from .slab_load import plan_drafter, slab_store
-from .slab_source import read_source
-from .slab_store import Report
-from .slab_use import SlabStore
+from .slab.build import Plan
+from .slab.check import DraftAgreement, PackingError, compare_drafters, packing_errors
+from .slab.export import finish_export, prepare_export
+from .slab.file_format import Slab
+from .slab.load import plan_drafter, slab_store
+from .slab.store import Report
+from .slab.use import SlabStore
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SlabCheck:
     """agreement is None where no target was given."""
 
     tensors: list[PackingError] = field(default_factory=list)
-    agreement: Agreement | None = None
+    agreement: DraftAgreement | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The `check` object of `--json`."""
@@ -121,7 +121,7 @@ def check_tensors_of(made: Quantized) -> list[PackingError]:
 
 def check_agreement(
     made: Quantized, pair: Pair, prompts: Sequence[Sequence[int]], options: GenerateOptions
-) -> Agreement:
+) -> DraftAgreement:
     """The slab's drafter against `pair`'s, which is loaded as its file has it (16 bits)."""
     dtype = drafter_dtype(pair.target)
     arrays = _reopened(made).obtain(lambda slab: slab.read_arrays(dtype)).value

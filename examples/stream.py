@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import dflash_suite
-from dflash_suite.core.results import Chunk, Finished, PrefillProgress
+from dflash_suite.core.stats import Chunk, Finished, PrefillProgress
 
 
 def main(prompt: str) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from tiny import stock_greedy
 
-from dflash_suite.core.loading import LoadedTarget
-from dflash_suite.drafters.bundled import PROMPTS_FILE
-from dflash_suite.drafters.mtp import MtpDrafter
-from dflash_suite.drafters.mtp_find import find_head
-from dflash_suite.drafters.mtp_load import load_head
+from dflash_suite.core.loading.load import LoadedTarget
+from dflash_suite.drafters.bundled.paths import PROMPTS_FILE
+from dflash_suite.drafters.mtp.drafter import MtpDrafter
+from dflash_suite.drafters.mtp.find import find_head
+from dflash_suite.drafters.mtp.load import load_head
 from dflash_suite.drafters.pair import Pair, load_pair
+from tests.kit.tiny import stock_greedy
 
 CACHE = tempfile.TemporaryDirectory(prefix="dflash-tests-")
 """In place of the user's cache directory, for this process and those that it starts."""

@@ -87,7 +87,7 @@ def run(files: list[Path], options: list[str], scratch: Path) -> tuple[int, str]
 def main(options: list[str]) -> int:
     """Run everything; print each chunk's output when it is done."""
     workers = max(1, min(os.cpu_count() or 1, MAX_WORKERS))
-    files = sorted((ROOT / "tests").glob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
     parts = chunks(files, workers * CHUNKS_A_WORKER)
     assert sorted(file for part in parts for file in part) == files
     worst = 0

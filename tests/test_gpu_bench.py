@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parent.parent / "examples" / "gpu_bench"
+from tests.kit.places import GPU_BENCH
+
+FOLDER = GPU_BENCH
 
 
 @pytest.fixture

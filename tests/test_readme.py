@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from readme_tree import ROOT, readme_with_tree
 
 from dflash_suite.cli.app import app
+from tests.kit.places import ROOT
+from tests.kit.readme_tree import readme_with_tree
 
 README = (ROOT / "README.md").read_text()
 
@@ -29,7 +30,7 @@ def test_every_command_and_option_is_described() -> None:
 def test_the_file_tree_is_true() -> None:
     if subprocess.run(["git", "status"], cwd=ROOT, capture_output=True, check=False).returncode:
         pytest.skip("not a git checkout")
-    assert readme_with_tree() == README, "run: python tests/readme_tree.py"
+    assert readme_with_tree() == README, "run: python -m tests.kit.readme_tree"
 
 
 def test_both_commands_are_there_and_ci_runs_them() -> None:
@@ -39,8 +40,14 @@ def test_both_commands_are_there_and_ci_runs_them() -> None:
         assert f"make {command}" in README and f"make {command}" in ci
 
 
+def python_files() -> list[Path]:
+    """Every Python file of the repository, virtual environments left out."""
+    folders = ("cli", "core", "doctor", "drafters", "examples", "tests")
+    return [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+
+
 def test_no_path_of_a_developer_is_left() -> None:
-    for file in [*Path(ROOT).glob("*/*.py"), ROOT / "README.md"]:
+    for file in [*python_files(), ROOT / "README.md"]:
         if file.name != Path(__file__).name:
             text = file.read_text()
             assert "/Users/" not in text and "/home/" not in text, file

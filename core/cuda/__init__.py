@@ -1,3 +1,5 @@
-"""Fused kernels for CUDA, where mlx-lm steps the recurrence token by token and narrow matmuls cost
-several times what reading their weights costs. `ops.py` says the same in plain MLX operations.
+"""A hybrid target on NVIDIA GPUs: few rows of a pass in few launches of the suite's own kernels.
+
+May import: `cache` and `target`.
+Used by: `loading`, and drafters that run on the same kernels.
 """

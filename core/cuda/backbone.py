@@ -9,18 +9,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backbones import HybridBackbone
+from ..cache.recurrent import Held
 from ..device import read_ids
-from ..gdn import GdnTape
-from ..gdn_cache import Held
-from .ends import block_ids, join_rows
-from .fused import Compile, FusedDecoder
-from .joined import HEADS, SPLIT, is_dense
-from .kernels import CudaKernels, cuda_in_use
-from .mailbox import WORDS, mailbox
-from .ops import OpKernels
-from .projections import MAX_ROWS, fits_linear
-from .recurrence import fits_gdn
+from ..target.backbones import HybridBackbone
+from ..target.gated_delta import GdnTape
+from .decoder import Compile, FusedDecoder
+from .ops.ends import block_ids, join_rows
+from .ops.fused_ops import CudaKernels, cuda_in_use
+from .ops.layers import HEADS, SPLIT, is_dense
+from .ops.mailbox import WORDS, mailbox
+from .ops.projections import MAX_ROWS, fits_linear
+from .ops.recurrence import fits_gdn
+from .ops.reference_ops import OpKernels
 
 
 class FusedBackbone(HybridBackbone):

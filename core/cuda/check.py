@@ -1,7 +1,7 @@
 """Is the fused forward the plain one, up to rounding, on this device and model?
 
-The plain one is mlx-lm's own to the last bit (`core/probe.py`); the fused kernels add in another
-order, so that bitwise equality is not to be had, and is not claimed.
+The plain one is mlx-lm's own to the last bit (`core/target/forward_check.py`); the fused kernels
+add in another order, so that bitwise equality is not to be had, and is not claimed.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..errors import ProbeFailed
-from ..probe import PROBE_ROWS
-from ..target import Target
+from ..target.forward_check import PROBE_ROWS
+from ..target.target import Target
 
 TOLERANCES = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.2}
 """Most that a row of logits may differ, as the norm of the difference over the norm of the row.

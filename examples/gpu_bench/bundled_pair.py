@@ -17,7 +17,7 @@ import mlx_lm
 from results import FILE, merge, summarize
 
 from dflash_suite.core.options import GenerateOptions
-from dflash_suite.drafters.bundled import PROMPTS_FILE, ROOT
+from dflash_suite.drafters.bundled.paths import PROMPTS_FILE, ROOT
 from dflash_suite.drafters.pair import Pair, load_pair
 
 PROMPTS, TOKENS, UPSTREAM_PROMPTS = 20, 128, 4

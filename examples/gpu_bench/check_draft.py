@@ -16,11 +16,11 @@ from mlx.utils import tree_map
 from models import bind, draft_config, make_drafter, make_model
 from setting import no_gpu
 
-from dflash_suite.core.cuda.kernels import CudaKernels
-from dflash_suite.core.drafter import TargetRows
-from dflash_suite.drafters.cuda import kernels as ops
-from dflash_suite.drafters.cuda.conv import after_branch, before_branch
-from dflash_suite.drafters.layers import GroupedDynamicConv
+from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
+from dflash_suite.core.decode.drafter import TargetRows
+from dflash_suite.drafters.dflash.cuda import steps as ops
+from dflash_suite.drafters.dflash.cuda.conv import after_branch, before_branch
+from dflash_suite.drafters.dflash.layers import GroupedDynamicConv
 
 WIDTHS = (1, 2, 8, 13, 16)
 

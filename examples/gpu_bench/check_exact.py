@@ -13,11 +13,11 @@ from models import SHAPES, bind, make_model
 from setting import no_gpu, parse
 
 from dflash_suite.core.cuda.backbone import FusedBackbone
-from dflash_suite.core.cuda.kernels import CudaKernels
-from dflash_suite.core.cuda.ops import OpKernels
+from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
+from dflash_suite.core.cuda.ops.reference_ops import OpKernels
 from dflash_suite.core.errors import ExactUnavailable
-from dflash_suite.core.exact import find_plan
-from dflash_suite.core.target import Target
+from dflash_suite.core.exact.plan import find_plan
+from dflash_suite.core.target.target import Target
 
 LAYERS = 16
 

@@ -15,11 +15,11 @@ import mlx.core as mx
 from models import SHAPES, bind, make_drafter, make_model
 from setting import bookmark, filled_cache, no_gpu, parse, prompt_ids
 
-from dflash_suite.core.caches import cache_arrays
+from dflash_suite.core.cache.kinds import cache_arrays
 from dflash_suite.core.cuda.backbone import FusedBackbone
-from dflash_suite.core.cuda.kernels import CudaKernels
-from dflash_suite.core.drafter import TargetRows
-from dflash_suite.core.target import Target
+from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
+from dflash_suite.core.decode.drafter import TargetRows
+from dflash_suite.core.target.target import Target
 
 LAYERS, TURNS, WIDTHS, ALL = 8, 40, (1, 2, 8, 16), 1 << 60
 

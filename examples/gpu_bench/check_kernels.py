@@ -14,9 +14,9 @@ import numpy as np
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
 from setting import no_gpu
 
-from dflash_suite.core.cuda.attention import attend, fits_heads, prepare, prepare_keys
-from dflash_suite.core.cuda.kernels import CudaKernels
-from dflash_suite.core.cuda.ops import OpKernels
+from dflash_suite.core.cuda.ops.attention import attend, fits_heads, prepare, prepare_keys
+from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
+from dflash_suite.core.cuda.ops.reference_ops import OpKernels
 
 WIDTHS = (1, 2, 3, 5, 8, 9, 13, 16)
 SIZES = ((4096, 12288), (12288, 4096), (4096, 1024), (4096, 64), (256, 640), (4096, 32))

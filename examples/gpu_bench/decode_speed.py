@@ -13,7 +13,7 @@ from results import Row, ratios, summarize
 from scripted_choice import ScriptedChoice
 from setting import Arguments, prompt_ids
 
-from dflash_suite.core.decode import Generation
+from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.options import GenerateOptions
 
 TOKENS, BLOCK, RUNS = 192, 8, 5

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from setting import no_gpu
 
-from dflash_suite.core.cuda.launch import THREADS, Kernel
+from dflash_suite.core.cuda.runtime.launch import THREADS, Kernel
 
 CHAIN, TURNS = 20, 60
 ARRAYS = (1, 4, 8, 16, 32)

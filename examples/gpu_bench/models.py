@@ -11,14 +11,14 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import qwen3_5, qwen3_5_moe
 
-from dflash_suite.core.backbones import HybridBackbone
-from dflash_suite.core.config import TargetConfig
+from dflash_suite.core.checkpoint.target_config import TargetConfig
 from dflash_suite.core.cuda.backbone import fused_backbone
-from dflash_suite.core.target import Target
-from dflash_suite.drafters.config import DrafterConfig, SelectorConfig
-from dflash_suite.drafters.dflash import DFlashDrafter, DFlashModel
+from dflash_suite.core.target.backbones import HybridBackbone
+from dflash_suite.core.target.target import Target
+from dflash_suite.drafters.dflash.config import DrafterConfig, SelectorConfig
+from dflash_suite.drafters.dflash.drafter import DFlashDrafter, DFlashModel
+from dflash_suite.drafters.dflash.layers import make_rope
 from dflash_suite.drafters.kinds import DrafterKind
-from dflash_suite.drafters.layers import make_rope
 
 Precision = Literal["bf16", "q4"]
 Shape = Literal["9b", "35b-a3b", "tiny"]

@@ -16,7 +16,7 @@ from models import bind
 from results import Row, ratios, summarize
 from setting import Arguments, prompt_ids
 
-from dflash_suite.core.caches import cache_arrays
+from dflash_suite.core.cache.kinds import cache_arrays
 
 STEP, RUNS = 2048, 1
 

@@ -9,9 +9,9 @@ from decode_speed import Silent
 from models import bind, make_drafter, make_model
 from setting import parse
 
-from dflash_suite.cli.probe_render import print_probe
-from dflash_suite.doctor.probe import probe
-from dflash_suite.doctor.probe_options import ProbeOptions
+from dflash_suite.cli.text.probe import print_probe
+from dflash_suite.doctor.probe.measure import probe
+from dflash_suite.doctor.probe.options import ProbeOptions
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ import mlx.core as mx
 from models import bind, make_drafter, make_model
 from setting import bookmark, filled_cache, parse, prompt_ids, stock_copy
 
-from dflash_suite.core.choose import greedy
-from dflash_suite.core.cuda.kernels import CudaKernels, cuda_in_use
-from dflash_suite.core.cuda.ops import OpKernels
-from dflash_suite.core.drafter import TargetRows
+from dflash_suite.core.cuda.ops.fused_ops import CudaKernels, cuda_in_use
+from dflash_suite.core.cuda.ops.reference_ops import OpKernels
+from dflash_suite.core.decode.choose import greedy
+from dflash_suite.core.decode.drafter import TargetRows
 
 COPIES = 20
 

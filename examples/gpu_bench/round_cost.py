@@ -16,8 +16,8 @@ from models import bind, make_drafter
 from results import Row, ratios, summarize
 from setting import Arguments, bookmark, filled_cache, verify_call
 
-from dflash_suite.core.caches import cache_arrays
-from dflash_suite.core.drafter import TargetRows
+from dflash_suite.core.cache.kinds import cache_arrays
+from dflash_suite.core.decode.drafter import TargetRows
 
 BLOCK, KEEP = 8, 4
 

@@ -12,11 +12,11 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from results import FILE
 
-from dflash_suite.core.bookmark import take_bookmark
-from dflash_suite.core.caches import cache_arrays
-from dflash_suite.core.choose import greedy
-from dflash_suite.core.cuda.kernels import cuda_in_use
-from dflash_suite.core.target import Target, TargetPass
+from dflash_suite.core.cache.bookmark import take_bookmark
+from dflash_suite.core.cache.kinds import cache_arrays
+from dflash_suite.core.cuda.ops.fused_ops import cuda_in_use
+from dflash_suite.core.decode.choose import greedy
+from dflash_suite.core.target.target import Target, TargetPass
 
 Undo = Callable[[], None]
 

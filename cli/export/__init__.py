@@ -1,0 +1,5 @@
+"""Documents and pictures for machines and reports.
+
+May import: `text` and core's results.
+Used by: `commands`.
+"""

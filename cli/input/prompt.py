@@ -1,0 +1,111 @@
+"""Where the prompt comes from, and how it becomes ids."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import OptionError, PromptError
+
+BUILT_IN = "Write a Python class `Point`: A point with x and y coordinates."
+STDIN_WAIT_SEC = 2.0
+"""Patience with a silent pipe, only where nothing at all was asked for."""
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """A prompt's text, and a note where it was not the user's own."""
+
+    text: str
+    note: str | None = None
+
+
+def read_prompt(argument: str | None, file: Path | None, *, patient: bool) -> PromptSource:
+    """PROMPT, --prompt-file, stdin (`-`, or a pipe), or the built-in one; never trimmed.
+
+    patient: wait for a pipe as long as it takes; otherwise a pipe that stays silent means that
+    nobody meant it.
+    """
+    if argument is not None and file is not None:
+        raise OptionError("give PROMPT or --prompt-file, not both")
+    if file is not None:
+        return PromptSource(_decode(_read_file(file), str(file)))
+    if argument == "-":
+        return PromptSource(_decode(sys.stdin.buffer.read(), "stdin"))
+    if argument is not None:
+        return PromptSource(argument)
+    if sys.stdin is None or sys.stdin.isatty() or not (patient or _stdin_speaks()):
+        return PromptSource(BUILT_IN, f"no prompt given, using: {BUILT_IN}")
+    text = _decode(sys.stdin.buffer.read(), "stdin")
+    if not text:
+        return PromptSource(BUILT_IN, f"stdin is empty, using: {BUILT_IN}")
+    return PromptSource(text)
+
+
+def encode_prompt(
+    tokenizer: Any,
+    text: str,
+    *,
+    chat: bool | None,
+    system: str | None,
+    reasoning: str | None = None,
+) -> list[int]:
+    """Ids of a chat turn through the tokenizer's template, or of raw text as it stands.
+
+    chat None means chat where the tokenizer has a template, else raw.
+    """
+    from ...core.decode.chat import render_chat
+    from ...drafters.pair import encode_text
+
+    has_template = bool(tokenizer.has_chat_template)
+    if chat is None:
+        chat = has_template
+    if not chat:
+        if system is not None:
+            raise OptionError("--system needs a chat template; it cannot be used with raw text")
+        if reasoning is not None:
+            raise OptionError("--reasoning needs a chat template; it cannot be used with raw text")
+        return encode_text(tokenizer, text)
+    if not has_template:
+        raise PromptError(
+            "--chat was asked for, but this tokenizer has no chat template; use --raw"
+        )
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": text})
+    return render_chat(tokenizer, messages, reasoning)
+
+
+def read_text_file(file: Path) -> str:
+    """The text of a UTF-8 file. Raises PromptError."""
+    return _decode(_read_file(file), str(file))
+
+
+def _read_file(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as exc:
+        raise PromptError(f"the prompt file {file} cannot be read: {exc.strerror}") from exc
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise PromptError(f"{where} is not UTF-8 text ({exc}); convert it first") from exc
+
+
+def _stdin_speaks() -> bool:
+    """False where stdin is a pipe that says nothing for STDIN_WAIT_SEC."""
+    try:
+        descriptor = sys.stdin.fileno()
+    except (OSError, ValueError):  # a stream without a descriptor never blocks
+        return True
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return True
+    return bool(select.select([descriptor], [], [], STDIN_WAIT_SEC)[0])

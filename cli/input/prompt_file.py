@@ -1,0 +1,56 @@
+"""A file of several prompts: one a line, or .jsonl with `text`, `user` (a chat turn) or
+`prompt_ids`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import PromptError
+from .prompt import encode_prompt, read_text_file
+
+KEYS = ("text", "user", "prompt_ids")
+
+
+def read_prompt_lines(file: Path) -> list[dict[str, Any]]:
+    """One object a prompt, each with one of KEYS. Raises PromptError, which names the line."""
+    lines = [line for line in read_text_file(file).splitlines() if line.strip()]
+    if file.suffix == ".jsonl":
+        prompts = [_parse(file, number, line) for number, line in enumerate(lines, start=1)]
+    else:
+        prompts = [{"text": line} for line in lines]
+    if not prompts:
+        raise PromptError(f"{file} has no prompts; write one a line")
+    return prompts
+
+
+def encode_prompt_line(tokenizer: Any, prompt: dict[str, Any]) -> list[int]:
+    """Ids of `text` as it stands, of `user` as a chat turn where there is a template, or the ids
+    themselves."""
+    if "text" in prompt:
+        return encode_prompt(tokenizer, prompt["text"], chat=False, system=None)
+    if "user" in prompt:
+        return encode_prompt(tokenizer, prompt["user"], chat=None, system=None)
+    ids: list[int] = prompt["prompt_ids"]
+    return ids
+
+
+def _parse(file: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as exc:
+        raise PromptError(f"{file}, prompt {number} is not JSON ({exc})") from exc
+    if not isinstance(value, dict) or not any(_is_usable(value, key) for key in KEYS):
+        raise PromptError(
+            f"{file}, prompt {number} has neither a 'text' nor a 'user' that is text, nor "
+            "'prompt_ids' that are whole numbers"
+        )
+    return {key: value[key] for key in KEYS if _is_usable(value, key)}
+
+
+def _is_usable(value: dict[str, Any], key: str) -> bool:
+    found = value.get(key)
+    if key != "prompt_ids":
+        return isinstance(found, str) and found != ""
+    return isinstance(found, list) and all(type(item) is int for item in found) and bool(found)

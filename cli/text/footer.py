@@ -1,0 +1,73 @@
+"""Text for people: the footer and its parts. format_* return str, print_* write to stderr."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+
+from ...core.stats import PHASES, GenerationStats
+from ...drafters.routes import Route
+
+
+def stderr_console() -> Console:
+    """Where progress, footers and errors go; long paths are never broken at 80 columns."""
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def print_error(message: str) -> None:
+    """One error line on stderr."""
+    stderr_console().print(f"[red]error:[/red] {escape(message)}")
+
+
+def print_note(message: str) -> None:
+    """One dim line on stderr."""
+    stderr_console().print(f"[dim]{escape(message)}[/dim]")
+
+
+def format_footer(route: Route, stats: GenerationStats, block: str, device_note: str) -> str:
+    """Route and why, then what it did: one line each."""
+    lines = [f"route {route.route}: {route.reason}{block}"]
+    parts = []
+    if stats.tokens_per_round is not None:
+        parts.append(f"{stats.tokens_per_round:.2f} tokens/round over {stats.rounds} rounds")
+    if stats.accept_rate is not None:
+        parts.append(f"{stats.accept_rate:.0%} of drafts accepted")
+    if stats.plain_steps:
+        parts.append(f"{stats.plain_steps} plain steps")
+    if len(stats.rounds_by_route) > 1:
+        counts = (f"{name} {count}" for name, count in stats.rounds_by_route.items())
+        parts.append(f"rounds by route: {', '.join(counts)}")
+    if stats.tokens_per_second is not None:
+        parts.append(f"{stats.tokens_per_second:.1f} tok/s")
+    if stats.ttft_sec is not None:
+        parts.append(f"first token {stats.ttft_sec:.2f} s")
+    parts.append(f"peak {stats.peak_memory_bytes / 1e9:.2f} GB")
+    lines.append(", ".join(parts))
+    if device_note:
+        lines.append(device_note)
+    return "\n".join(lines)
+
+
+def format_accept_profile(stats: GenerationStats) -> str:
+    """Share of rounds whose draft at each position was kept (survival, not conditional)."""
+    if not stats.rounds:
+        return "accept by draft position: no speculative round was run"
+    rates = [
+        f"{kept / tried:.0%}"
+        for kept, tried in zip(stats.accepts, stats.trials, strict=True)
+        if tried
+    ]
+    return (
+        f"accept by draft position: {' '.join(rates)}\n"
+        f"drafted {stats.drafted}, accepted {stats.accepted}, emitted {stats.emitted}, "
+        f"discarded by cuts {stats.discarded}, target passes {stats.target_passes}, "
+        f"drafter resets {stats.drafter_resets}"
+    )
+
+
+def format_phases(stats: GenerationStats) -> str:
+    """Phase times of a profiled pass, which waits for the device at every phase."""
+    parts = [
+        f"{name} {stats.phase_sec[name] * 1e3:.1f} ms" for name in PHASES if name in stats.phase_sec
+    ]
+    return "phases (synchronised, not a speed figure): " + ", ".join(parts)

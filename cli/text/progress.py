@@ -1,0 +1,88 @@
+"""Progress of loading and of a long prefill, on a terminal's stderr only."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.status import Status
+
+from .footer import print_note, stderr_console
+
+if TYPE_CHECKING:
+    from ...drafters.slab.store import Report
+
+LONG_PREFILL_TOKENS = 512
+"""Shorter prompts are done before anyone could read a progress line."""
+
+
+class Progress:
+    """A spinner line that says what is being waited for, or a bar of bytes; silent where stderr
+    is no terminal."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._console = stderr_console()
+        self._enabled = enabled and self._console.is_terminal
+        self._status: Status | None = None
+        self._bar: Bar | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def say(self, message: str) -> None:
+        """Show one line in place of the last."""
+        if not self._enabled:
+            return
+        if self._status is None:
+            self.stop()
+            self._status = self._console.status(message)
+            self._status.start()
+        self._status.update(message)
+
+    def prefill(self, done: int, total: int) -> None:
+        """Prompt tokens done so far."""
+        if total >= LONG_PREFILL_TOKENS:
+            self.say(f"prefill {done:,} of {total:,} tokens ({done / total:.0%})")
+
+    def bytes(self, label: str, done: int, total: int) -> None:
+        """A bar in place of the line; a new label starts a new one."""
+        if not self._enabled:
+            return
+        if self._bar is None:
+            self.stop()
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+            self._bar = Bar(*columns, TimeRemainingColumn(), console=self._console, transient=True)
+            self._bar.start()
+        task = next((task for task in self._bar.tasks if task.description == label), None)
+        task_id = self._bar.add_task(label) if task is None else task.id
+        self._bar.update(task_id, completed=done, total=total)
+
+    def report(self, *, notes: bool) -> Report:
+        """Where a slab's notes and bytes go: stderr; notes even where it is no terminal."""
+        from ...drafters.slab.store import Report
+
+        def note(message: str) -> None:
+            self.stop()
+            if notes:
+                print_note(message)
+
+        return Report(note, self.bytes)
+
+    def stop(self) -> None:
+        """Take the line or the bar away, before the answer starts."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

@@ -1,0 +1,117 @@
+"""The tape of one verified block, and the rollback that replays it (R27-R29).
+
+Everything is checked, and every new state built, before the first cache is touched: a call that
+fails leaves the caches bitwise as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_lm.models.cache import ArraysCache
+
+from ..errors import RollbackError
+from .kinds import offset_of
+from .recurrent import Held, holds, put
+
+ReplayLayers = Callable[[Sequence[Any], int], Sequence[Held | None]]
+"""(tapes per layer, rows to keep) -> per layer (window, state), or the cut that gives them."""
+
+
+@dataclass(frozen=True)
+class Tape:
+    """One block: `rows` rows fed from absolute position `offset_init`; one entry per layer,
+    None for attention layers. The last `padding` rows are nobody's, and always rolled back."""
+
+    rows: int
+    offset_init: int
+    layers: tuple[Any, ...]
+    padding: int = 0
+
+
+def check_counts(n_accepted: int, kv_rollback: int) -> None:
+    """R27: a positive kept prefix and a non-negative rest, both whole numbers."""
+    for name, value in (("committed prefix", n_accepted), ("rollback count", kv_rollback)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RollbackError(f"tape {name} must be a whole number, got {value!r}")
+    if n_accepted <= 0:
+        raise RollbackError(f"tape rollback requires a positive committed prefix, got {n_accepted}")
+    if kv_rollback < 0:
+        raise RollbackError(f"tape rollback count must be non-negative, got {kv_rollback}")
+
+
+def replay_tape(
+    gdn_layers: Sequence[Any | None],
+    cache: Sequence[Any],
+    tape: Tape,
+    n_accepted: int,
+    kv_rollback: int,
+    replay_layers: ReplayLayers,
+) -> None:
+    """Leave `cache` as if only the block's first `n_accepted` rows had been fed.
+
+    gdn_layers: the target's GDN module per layer, None for attention. kv_rollback: rows to drop,
+    so that n_accepted + kv_rollback is the block. replay_layers: the backbone's own replay.
+    Raises RollbackError, with nothing changed.
+    """
+    check_counts(n_accepted, kv_rollback)
+    if not len(gdn_layers) == len(cache) == len(tape.layers):
+        raise RollbackError(
+            f"tape transaction layer mismatch: model={len(gdn_layers)} cache={len(cache)} "
+            f"tapes={len(tape.layers)}"
+        )
+    if n_accepted + kv_rollback != tape.rows:
+        raise RollbackError(
+            f"tape holds {tape.rows} rows, but {n_accepted} accepted + {kv_rollback} rolled back "
+            f"make {n_accepted + kv_rollback}"
+        )
+    for index, (layer, entry, record) in enumerate(
+        zip(gdn_layers, cache, tape.layers, strict=True)
+    ):
+        _check_layer(index, layer, entry, record, tape, kv_rollback)
+    if kv_rollback == 0:
+        return
+    restored = replay_layers(tape.layers, n_accepted)
+    for entry, held in zip(cache, restored, strict=True):  # nothing below can fail
+        if held is None:
+            entry.trim(kv_rollback)
+        else:
+            put(entry, held)
+            entry.advance(-kv_rollback)
+
+
+def _check_layer(
+    index: int,
+    layer: Any | None,
+    entry: Any,
+    record: Any | None,
+    tape: Tape,
+    kv_rollback: int,
+) -> None:
+    if layer is None and record is not None:
+        raise RollbackError(f"attention layer {index} has a rollback tape; only GDN layers do")
+    if layer is not None and record is None:
+        raise RollbackError(f"GDN layer {index} is missing its rollback tape")
+    recurrent = isinstance(entry, ArraysCache)
+    if recurrent != (layer is not None):
+        expected = "KV" if layer is None else "recurrent"
+        raise RollbackError(f"layer {index} needs a {expected} cache, got {type(entry).__name__}")
+    if record is not None and record.rows != tape.rows:
+        raise RollbackError(
+            f"the tape of GDN layer {index} holds {record.rows} rows, expected {tape.rows}"
+        )
+    offset = offset_of(entry)
+    if offset is not None and offset != tape.offset_init + tape.rows:
+        raise RollbackError(
+            f"layer {index} stands at {offset} tokens, but the tape's block ends at "
+            f"{tape.offset_init + tape.rows}: the cache has moved since"
+        )
+    if record is None and (offset is None or offset < kv_rollback):
+        raise RollbackError(f"layer {index} holds {offset} tokens, cannot drop {kv_rollback}")
+    if record is not None and not holds(entry, record.left):
+        raise RollbackError(
+            f"GDN layer {index} no longer holds what the tape's block left there: the tape "
+            "belongs to another cache or to an earlier block"
+        )

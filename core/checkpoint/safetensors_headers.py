@@ -1,0 +1,218 @@
+"""safetensors headers, checked before any data is read (requirements.md R21).
+
+Reads the first 8 bytes and the JSON header of a file; tensor data is never touched here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, TypeGuard
+
+from ..errors import ModelNotFound, TensorError
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+TARGET_PATTERN = "model*.safetensors"
+"""The files of a target that mlx-lm's loader reads."""
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit on a header."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of a header; `start` and `stop` are byte offsets into the file's data part."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """A checked header: `data_start` is the absolute byte where tensor data begins.
+
+    block: the file's first data_start bytes, as they were read; text and numbers come from them.
+    """
+
+    file: Path
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+    data_start: int
+    file_bytes: int
+    block: bytes = field(repr=False)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the header, its length included."""
+        return hashlib.sha256(self.block).hexdigest()
+
+
+def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
+    """The safetensors files of a checkpoint directory, sorted, whatever their names.
+
+    pattern: what the reader of the data will open. Where there is an index, every shard that it
+    lists must be there, and without a pattern of its own the reader opens just those.
+    """
+    found = sorted(path for path in directory.glob(pattern) if path.is_file())
+    shards = _indexed(directory)
+    if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
+        raise TensorError(
+            f"{directory}: {len(missing)} weight files of the index are missing: "
+            f"{listing(missing)}; the download is incomplete, fetch them"
+        )
+    if shards and pattern == "*.safetensors":
+        return [directory / shard for shard in sorted(shards)]
+    if found:
+        return found
+    if others := sorted(path.name for path in directory.glob("*.safetensors")):
+        raise ModelNotFound(
+            f"{directory} has no weights that mlx-lm reads: it opens {pattern}, and there are only "
+            f"{listing(others)}; rename them or fetch the converted checkpoint"
+        )
+    raise ModelNotFound(
+        f"{directory} has no weights: no *.safetensors file is there; download them beside "
+        "config.json"
+    )
+
+
+def _indexed(directory: Path) -> set[str]:
+    """The file names of every *.safetensors.index.json; TensorError where one cannot be used."""
+    shards: set[str] = set()
+    for index in sorted(directory.glob("*.safetensors.index.json")):
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            shards |= {str(name) for name in names}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise TensorError(
+                f"{index} is no index ({type(exc).__name__}: {exc}), expected an object with "
+                "'weight_map'; fetch it again, or remove it where one file holds all weights"
+            ) from exc
+    return shards
+
+
+def read_header(file: Path) -> Header:
+    """Read and check one header; not a byte more than the header is read.
+
+    Raises TensorError for a truncated file, a bad header, an unknown dtype, and for offsets that
+    are misordered, overlapping, outside the file or not those of the shape.
+    """
+    with file.open("rb", buffering=0) as stream:
+        block, size = read_header_block(stream, file)
+    return parse_header(file, block, size)
+
+
+def read_header_block(stream: BinaryIO, file: Path) -> tuple[bytes, int]:
+    """(length and JSON text, size of the file) of an open file whose position is 0."""
+    size = os.fstat(stream.fileno()).st_size
+    if size <= 8:
+        raise TensorError(f"{file} is {size} bytes, too small for safetensors; fetch it again")
+    prefix = stream.read(8)
+    length = int.from_bytes(prefix, "little")
+    if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+        raise TensorError(
+            f"{file} announces a header of {length} bytes in a file of {size}: it is truncated or "
+            "no safetensors file; fetch it again"
+        )
+    return prefix + stream.read(length), size
+
+
+def parse_header(file: Path, block: bytes, size: int) -> Header:
+    """Check what read_header_block returned; `size` is the file's, in bytes."""
+    try:
+        entries = json.loads(block[8:])
+    except (ValueError, RecursionError) as exc:
+        raise TensorError(f"{file} has a header that is not JSON ({exc}); fetch it again") from exc
+    if not isinstance(entries, dict):
+        raise TensorError(f"{file} has a header that is no JSON object; fetch it again")
+    metadata = entries.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict):
+        raise TensorError(f"{file} has a __metadata__ that is no JSON object; fetch it again")
+    data_start = len(block)
+    tensors = {
+        name: _tensor(file, name, entry, size - data_start) for name, entry in entries.items()
+    }
+    _check_no_overlap(file, tensors)
+    return Header(file, tensors, metadata, data_start, size, block)
+
+
+def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
+        raise TensorError(
+            f"{file}: the entry of tensor {name} is {entry!r}, expected dtype, shape and two "
+            "data_offsets"
+        )
+    start, stop = offsets
+    if dtype not in ITEM_BYTES:
+        raise TensorError(f"{file}: tensor {name} has the unknown dtype {dtype}")
+    expected = ITEM_BYTES[dtype]
+    for dim in shape:
+        expected *= dim
+    if min((start, *shape), default=start) < 0 or stop - start != expected:
+        raise TensorError(
+            f"{file}: tensor {name} takes bytes {start}..{stop}, but {dtype} of shape "
+            f"{list(shape)} is {expected} bytes"
+        )
+    if stop > data_bytes:
+        raise TensorError(
+            f"{file}: tensor {name} ends at byte {stop} of the data, but only {data_bytes} are "
+            "there: the file is truncated; fetch it again"
+        )
+    return TensorInfo(file, dtype, tuple(shape), start, stop)
+
+
+def _whole(value: Any) -> TypeGuard[list[int]]:
+    """A list of whole numbers, as shapes and offsets are."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _check_no_overlap(file: Path, tensors: dict[str, TensorInfo]) -> None:
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop))
+    for (name, info), (other, following) in zip(ordered, ordered[1:], strict=False):
+        if following.start < info.stop:
+            raise TensorError(
+                f"{file}: tensors {name} and {other} overlap at byte {following.start} of the data"
+            )
+
+
+def read_headers(files: list[Path]) -> dict[str, TensorInfo]:
+    """All tensors of several files; a name that stands in two of them is a TensorError."""
+    return merge_headers(read_header(file) for file in files)
+
+
+def merge_headers(headers: Iterable[Header]) -> dict[str, TensorInfo]:
+    """As read_headers, from headers that were read."""
+    merged: dict[str, TensorInfo] = {}
+    for header in headers:
+        for name, info in header.tensors.items():
+            if name in merged:
+                raise TensorError(
+                    f"tensor {name} is in both {merged[name].file} and {header.file}: keep one of "
+                    "them"
+                )
+            merged[name] = info
+    return merged
+
+
+def listing(lines: list[str], limit: int = 10) -> str:
+    """At most `limit` entries, then how many more there are."""
+    rest = len(lines) - limit
+    return ", ".join(lines[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def shorten(message: str, limit: int = 10) -> str:
+    """A library's message with at most `limit` of the names that it lists one a line."""
+    head, *names = [line.strip().rstrip(",.") for line in message.splitlines() if line.strip()]
+    return head if not names else f"{head} {listing(names, limit)}"

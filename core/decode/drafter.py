@@ -1,0 +1,109 @@
+"""What the loop asks of a drafter, as a Protocol: core knows no drafter by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import mlx.core as mx
+
+from ..options import Block, GenerateOptions, limit_block
+from .choose import Draws
+from .sampling import Proposal
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """Rows that the target has committed, in order.
+
+    position: absolute position of the first row; token_ids: (n,) tokens fed at those rows;
+    taps: (1, n, taps * hidden) layer outputs, or None where the drafter taps nothing;
+    hidden: (1, n, hidden) after the target's final norm.
+    """
+
+    position: int
+    token_ids: mx.array
+    taps: mx.array | None
+    hidden: mx.array
+
+    def from_row(self, start: int) -> TargetRows:
+        """The rows from `start` on."""
+        return self._sliced(slice(start, None), self.position + start)
+
+    def keep(self, count: int) -> TargetRows:
+        """The first `count` rows."""
+        return self._sliced(slice(0, count), self.position)
+
+    def _sliced(self, rows: slice, position: int) -> TargetRows:
+        taps = None if self.taps is None else self.taps[:, rows]
+        return TargetRows(position, self.token_ids[rows], taps, self.hidden[:, rows])
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """A source of drafts. Its quality can cost speed, never bytes.
+
+    `position` is the absolute position that the next observed row must have: the loop resets a
+    drafter whose position is not the target's (R10), which costs acceptance only.
+    """
+
+    @property
+    def name(self) -> str:
+        """`dflash`, `dflash2`, `mtp`: shown as the route."""
+
+    def block(self, options: GenerateOptions) -> Block:
+        """Rows a round under these options; OptionError where they ask for what it cannot do."""
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        """Target layers whose outputs are observed, in the file's order."""
+
+    @property
+    def context_rows(self) -> int | None:
+        """Trailing rows that can still matter (window - 1), None where all of them do."""
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the next row to observe."""
+
+    def reset(self, position: int) -> None:
+        """Forget the context; the next row is at `position`."""
+
+    def observe(self, rows: TargetRows) -> None:
+        """Take in committed rows; lazy, nothing is read from the device."""
+
+    def draft(self, anchor: mx.array, count: int) -> mx.array:
+        """`count` draft ids (count,) after the anchor (1,), which sits at `position`; lazy."""
+
+    def state(self) -> list[mx.array]:
+        """Arrays to evaluate when no draft is about to need them."""
+
+
+@runtime_checkable
+class DrawingDrafter(Drafter, Protocol):
+    """A drafter that can also draw; one that cannot proposes its greedy draft as certain."""
+
+    def propose(self, anchor: mx.array, count: int, draws: Draws) -> Proposal:
+        """As draft, but drawn, with the distributions that the drafts were drawn from; lazy."""
+
+
+@runtime_checkable
+class RewindableDrafter(Drafter, Protocol):
+    """A drafter whose context can be cut back; any other starts over, at the cost of acceptance."""
+
+    def mark(self) -> object:
+        """What `return_to` needs; good until the next reset."""
+
+    def return_to(self, mark: object) -> None:
+        """Forget every row observed since the mark."""
+
+
+def resolve_blocks(
+    drafters: Sequence[Drafter], options: GenerateOptions, widest: int | None
+) -> dict[str, Block]:
+    """Each drafter's block under these options, of at most `widest` rows (None: any number).
+
+    Raises OptionError for a size that was asked for and cannot be.
+    """
+    return {one.name: limit_block(one.block(options), widest) for one in drafters}

@@ -1,0 +1,292 @@
+"""The one decode loop: prefill, draft, verify, accept, roll back.
+
+Every mode runs it: plain decoding is a round without drafts. It yields typed events and counts;
+it prints nothing and knows a drafter only as a Protocol. Greedy selection is mlx-lm's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..cache.kinds import cache_arrays, validate_absolute_boundary
+from ..cache.resume import Mark, Resume, Rows, return_to, take_mark
+from ..device import on_cpu, start_on_gpu
+from ..errors import PromptError
+from ..options import NO_BLOCK, Block, GenerateOptions
+from ..stats import Chunk, Event, Finished, GenerationStats, PrefillProgress
+from ..target.target import Target, TargetPass
+from .choose import Chooser, Processor
+from .contexts import Contexts
+from .drafter import Drafter, DrawingDrafter, resolve_blocks
+from .emit import Detokenizer, Emitter, prime
+from .gate import PLAIN, FixedRoute, Gate, RoutePicker
+from .lookahead import Lookahead
+from .phases import PhaseTimer
+from .sampling import Proposal
+
+CLEAR_CACHE_EVERY_TOKENS = 256
+"""As mlx-lm: give unused buffers back now and then, so that memory stays flat."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One verified block: what was fed, what came out, and the round's tokens before cuts."""
+
+    row_ids: mx.array
+    result: TargetPass
+    drafts: list[int]
+    tokens: list[int]
+
+
+class Generation:
+    """One request: iterate it for events; `stats` and `emitter` are live while it runs.
+
+    drafter: what speculative rounds use, None for plain decoding; reserve: what the gate tries
+    where that does not pay; picker: another chooser of routes than options.gate says;
+    processors: mlx-lm logits processors beside those of options.sampling; resume: caches that
+    hold the prompt's first rows already (core/cache/resume.py); reusable: mark the prompt's end on
+    the way, so that a later request can go on from there.
+
+    Closing the iterator between two events leaves the caches as after the tokens emitted so far.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        prompt_ids: Sequence[int],
+        detokenizer: Detokenizer,
+        *,
+        drafter: Drafter | None = None,
+        reserve: Drafter | None = None,
+        options: GenerateOptions | None = None,
+        picker: RoutePicker | None = None,
+        processors: Sequence[Processor] = (),
+        resume: Resume | None = None,
+        reusable: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+        pipelined: bool | None = None,
+    ) -> None:
+        self.target = target
+        self.options = options or GenerateOptions()
+        self.prompt_ids = check_prompt(prompt_ids, target.config.vocab_size)
+        prime(detokenizer, self.prompt_ids)
+        self.emitter = Emitter(
+            detokenizer, target.config.eos_ids, self.options.stop, self.options.max_tokens
+        )
+        self.stats = GenerationStats(
+            prompt_tokens=len(self.prompt_ids),
+            reused_tokens=resume.mark.position if resume else 0,
+            profiled=self.options.profile,
+        )
+        self.chooser = Chooser(self.options.sampling, target.config.vocab_size, processors)
+        room = len(self.prompt_ids) + self.options.max_tokens
+        self.cache: list[Any] = list(resume.cache) if resume else target.make_cache(room)
+        self.position = resume.mark.position if resume else 0
+        self.marks: list[Mark] = []
+        self.ahead = Lookahead(target, self.cache)
+        wanted = not on_cpu() if pipelined is None else pipelined
+        can = drafter is None and self.chooser.is_stateless and self.ahead.can_undo
+        self.pipelined = wanted and can and target.can_queue
+        self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
+        self._clock = clock
+        drafters = [] if drafter is None else [drafter, *([reserve] if reserve else [])]
+        self.contexts = Contexts(drafters)
+        self._resume, self._reusable = resume, reusable
+        self.settled = False  # True between two rounds: caches are those of the emitted tokens
+        self.blocks = resolve_blocks(drafters, self.options, target.widest)
+        self.block = next(iter(self.blocks.values()), NO_BLOCK)
+        self.picker = picker or make_picker(self.blocks, self.options, clock)
+        self._last_route = self.picker.route
+
+    def __iter__(self) -> Iterator[Event]:
+        """The whole request, first to last event."""
+        yield from self.prefill()
+        started = self._clock()
+        try:
+            while self.emitter.reason is None:
+                self.settled = False
+                route = self._next_route()
+                proposal = self.draft(route)
+                verified = self.verify(proposal)
+                accepted, accept_length = self.accept(verified, route)
+                self.roll_back(verified, accept_length, route)
+                self.picker.finish(accept_length, len(verified.drafts))
+                self.stats.decode_sec = self._clock() - started
+                self.settled = True
+                yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
+        finally:
+            self.ahead.drop()
+            self.stats.peak_memory_bytes = mx.get_peak_memory()
+        yield Finished(self.emitter.reason)
+
+    def prefill(self) -> Iterator[Event]:
+        """Feed the prompt as mlx-lm does: the body in chunks, then the last token alone.
+
+        Each drafter observes the trailing rows that can still matter to it (R8).
+        """
+        started = self._clock()
+        total = len(self.prompt_ids)
+        if self._resume is not None:
+            return_to(self.cache, self._resume.mark)
+        self.contexts.start(total, self._resume.mark if self._resume else None)
+        yield PrefillProgress(self.position, total)
+        while self.position < total - 1:
+            end = min(self.position + self.options.prefill_step_size, total - 1)
+            self._feed_prompt(end)
+            mx.eval(cache_arrays(self.cache), self.contexts.state())
+            mx.clear_cache()
+            yield PrefillProgress(self.position, total)
+        result = self._feed_prompt(total)
+        first = self._judge(result, mx.array(self.prompt_ids[-1:]), None, total - 1).tokens
+        self.stats.ttft_sec = self._clock() - started
+        if self._reusable:
+            self.marks.append(self.mark())
+        yield PrefillProgress(total, total)
+        self.emitter.take(first)
+        self.settled = True
+        yield Chunk(self.emitter.drain(), tuple(first))
+
+    def mark(self) -> Mark:
+        """Where caches and drafters stand now, for a later request to go on from."""
+        return take_mark(self.cache, self.position, self.contexts.marks())
+
+    def rows(self) -> Rows:
+        """The rows that this request left: what a later one may share."""
+        self.ahead.drop()
+        tokens = self._tokens()[: self.position]
+        return Rows(tuple(tokens), self.cache, (*self.marks, self.mark()))
+
+    def draft(self, route: str) -> Proposal | None:
+        """Draft ids (k,), still on the device; None where this round is a plain step."""
+        if route == PLAIN:
+            return None
+        limit = self.picker.draft_limit(self.blocks[route].draft_tokens)
+        drafter = self.contexts.align(route, self.position)
+        self.stats.drafter_resets = self.contexts.resets
+        count, draws = min(limit, self.emitter.remaining), self.chooser.draws
+        if draws is not None and isinstance(drafter, DrawingDrafter):
+            proposal = drafter.propose(self._anchor(), count, draws)
+        else:  # certain drafts: right for greedy decoding, and lossless for sampling too
+            proposal = Proposal(drafter.draft(self._anchor(), count))
+        start_on_gpu([proposal.ids])
+        self.phases.mark("draft", [proposal.ids])
+        return proposal
+
+    def verify(self, proposal: Proposal | None) -> Verified:
+        """One target forward over the anchor and the drafts, and the round's one device sync."""
+        validate_absolute_boundary(self.cache, self.position + self.ahead.rows)
+        if self.pipelined:
+            step = self.ahead.step(self._anchor(), more=self.emitter.remaining > 1)
+            self.stats.target_passes += 1
+            self.phases.mark("verify", [step.choices])
+            return Verified(step.row_ids, step.result, [], step.fetch()[0])
+        row_ids = self._anchor()
+        if proposal is not None:
+            row_ids = self.target.block_ids(row_ids, proposal.ids)
+        result = self.target.verify_rows(row_ids[None], self.cache, self.contexts.tap_ids)
+        self.stats.target_passes += 1
+        verified = self._judge(result, row_ids, proposal, self.position)
+        self.phases.mark("verify", [])
+        return verified
+
+    def accept(self, verified: Verified, route: str) -> tuple[int, int]:
+        """(drafts kept, tokens emitted), cut at eos, stop string and max_tokens (R36)."""
+        tokens = verified.tokens
+        accept_length = self.emitter.take(tokens)
+        accepted = min(len(tokens) - 1, accept_length)
+        self.stats.count_route(route)
+        if verified.drafts:
+            self.stats.count_round(len(verified.drafts), len(tokens) - 1, accept_length)
+        else:
+            self.stats.plain_steps += 1
+        self.stats.decoded_tokens += accept_length
+        self.phases.mark("accept", [])
+        return accepted, accept_length
+
+    def roll_back(self, verified: Verified, keep: int, route: str) -> None:
+        """Keep the rows of the emitted tokens but the last, and show them to every drafter.
+
+        The block's row 0 is the anchor, so `keep` emitted tokens leave `keep` rows.
+        """
+        rows = len(verified.row_ids)
+        self.target.rollback(self.cache, verified.result.tape, keep, rows - keep)
+        self.contexts.observe(self.position, verified.row_ids[:keep], verified.result, active=route)
+        before, self.position = self.position, self.position + keep
+        if self.emitter.reason is not None:
+            self.ahead.drop()
+        if verified.drafts and not self.target.is_fused:  # there the next draft's start is enough
+            start_on_gpu([*cache_arrays(self.cache), *self.contexts.state()])
+        if self.phases.enabled:
+            self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])
+        if self.position // CLEAR_CACHE_EVERY_TOKENS > before // CLEAR_CACHE_EVERY_TOKENS:
+            mx.clear_cache()
+
+    def _next_route(self) -> str:
+        """The round's route; at a switch the device first ends what the last one left to do."""
+        route = self.picker.route
+        if route != self._last_route:
+            mx.eval(cache_arrays(self.cache), self.contexts.state())
+            self._last_route = route
+        self.phases.start()
+        self.picker.start()
+        return route
+
+    def _judge(
+        self, result: TargetPass, row_ids: mx.array, proposal: Proposal | None, position: int
+    ) -> Verified:
+        """The target's tokens for a pass over row_ids from `position`; waits for the device."""
+        logits = self.target.logits_from_hidden(result.hidden).squeeze(0)
+        before = self._tokens()[:position] if self.chooser.needs_history else []
+        history = mx.array(before, dtype=row_ids.dtype)
+        judged = self.chooser.judge(logits, row_ids, history, proposal)
+        drafted = [] if proposal is None else [proposal.ids]
+        read = self.target.start_reading([*drafted, *judged.arrays()])()
+        drafts = read.pop(0) if drafted else []
+        return Verified(row_ids, result, drafts, judged.tokens(drafts, read))
+
+    def _tokens(self) -> list[int]:
+        """The prompt and everything emitted."""
+        return [*self.prompt_ids, *self.emitter.token_ids]
+
+    def _feed_prompt(self, end: int) -> TargetPass:
+        ids = mx.array(self.prompt_ids[self.position : end])
+        result = self.target.forward_with_taps(
+            ids[None], self.cache, self.contexts.taps_wanted(end)
+        )
+        self.contexts.observe(self.position, ids, result, active=None)
+        self.position = end
+        return result
+
+    def _anchor(self) -> mx.array:
+        """(1,): the last emitted token, which is not in the cache yet."""
+        return mx.array([self.emitter.token_ids[-1]])
+
+    def _tail(self, count: int) -> tuple[int, ...]:
+        return tuple(self.emitter.token_ids[-count:])
+
+
+def make_picker(
+    blocks: Mapping[str, Block], options: GenerateOptions, clock: Callable[[], float]
+) -> RoutePicker:
+    """The gate over these drafters, or without a gate the first of them, always."""
+    if options.gated and blocks:
+        return Gate({name: block.effective for name, block in blocks.items()}, clock)
+    return FixedRoute(next(iter(blocks), PLAIN))
+
+
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> list[int]:
+    """The prompt as a list; PromptError where it is empty or has an id outside the vocabulary."""
+    ids = [int(token) for token in prompt_ids]
+    if not ids:
+        raise PromptError("the prompt has no tokens; give some text to continue")
+    outside = [token for token in ids if not 0 <= token < vocab_size]
+    if outside:
+        raise PromptError(
+            f"prompt id {outside[0]} is outside the target's vocabulary of {vocab_size}"
+        )
+    return ids

@@ -1,0 +1,171 @@
+"""A target's weights and tokenizer, through mlx-lm's own loader."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import mlx.core as mx
+from mlx.utils import tree_map_with_path
+from mlx_lm.models import qwen3_next
+from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.utils import load_model, load_tokenizer
+
+from ..checkpoint.hub import resolve_directory as resolve_directory
+from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
+from ..checkpoint.target_config import TargetConfig, read_target_config
+from ..checkpoint.tokenizer_files import require_tokenizer
+from ..cuda.backbone import fused_backbone
+from ..cuda.check import probe_fused
+from ..device import on_cpu
+from ..errors import CheckpointError, DflashError, OptionError, UnsupportedModel
+from ..options import DEFAULT_KERNELS, parse_kernels
+from ..target.families import require_family
+from ..target.forward_check import probe_forward
+from ..target.target import Target
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target that passed its probe, and its tokenizer (mlx-lm's TokenizerWrapper)."""
+
+    target: Target
+    tokenizer: Any
+
+
+def resolve_dtype(name: str) -> mx.Dtype | None:
+    """The compute dtype of `--dtype`; None leaves the checkpoint's own.
+
+    auto is float32 on the CPU, where it is the faster one, and the checkpoint's own elsewhere.
+    """
+    if name not in DTYPE_NAMES:
+        raise OptionError(f"dtype '{name}' is unknown (expected {'|'.join(DTYPE_NAMES)})")
+    if name == "auto":
+        return mx.float32 if on_cpu() else None
+    dtype: mx.Dtype = getattr(mx, name)
+    return dtype
+
+
+def load_target(
+    config: TargetConfig, dtype_name: str = "auto", kernels: str = DEFAULT_KERNELS
+) -> LoadedTarget:
+    """Load weights and tokenizer, cast to the compute dtype, and probe the forward.
+
+    kernels: `stock`, MLX's and mlx-lm's own; `fused`, the suite's for CUDA; `auto`, those where
+    they fit. Raises
+    UnsupportedModel, TensorError or CheckpointError, each naming the file; OptionError for fused
+    kernels where they cannot run; ProbeFailed where the suite's forward is not mlx-lm's own to
+    the last bit, or the fused one not the same up to rounding.
+    """
+    dtype, wanted = resolve_dtype(dtype_name), parse_kernels(kernels)
+    family = require_family(config.model_type, config.file)
+    require_tokenizer(config.path)
+    read_headers(weight_files(config.path, TARGET_PATTERN))
+    model = load_lazily(config)
+    try:
+        if dtype is not None:
+            _cast(model, dtype)
+        check_experts(model, config)
+        mx.eval(model.parameters())
+        open_tokenizer: Any = load_tokenizer
+        tokenizer = open_tokenizer(config.path, eos_token_ids=sorted(config.eos_ids))
+    except DflashError:
+        raise
+    except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
+        raise _not_loaded(config, exc) from exc
+    backbone = family(model)
+    backbone.require_rollback(config.file)
+    eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
+    target = Target(backbone, replace(config, eos_ids=eos_ids))
+    probe_forward(target)
+    if wanted != "stock":
+        target = _fused(target, required=wanted == "fused")
+    return LoadedTarget(target, tokenizer)
+
+
+def _fused(plain: Target, required: bool) -> Target:
+    """The target over the suite's CUDA kernels, held to the plain one; the plain one where they
+    do not fit and are not required."""
+    backbone = fused_backbone(plain.backbone)
+    if backbone is None or not (required or backbone.fits):
+        if not required:
+            return plain
+        raise OptionError(
+            f"--kernels fused needs MLX on CUDA and a hybrid target, not "
+            f"{plain.config.model_type} on this device; leave it out"
+        )
+    target = Target(backbone, plain.config)
+    probe_fused(plain, target)
+    return target
+
+
+def load_lazily(config: TargetConfig) -> Any:
+    """mlx-lm's model, with the repairs of its config.json; no weight is read yet.
+
+    Raises CheckpointError for what mlx-lm refuses.
+    """
+    arguments: dict[str, Any] = {"model_config": copy.deepcopy(config.repairs.overrides)}
+    if config.model_type == "qwen3_next":
+        arguments["get_model_classes"] = _qwen3_next_classes
+    try:
+        model, _ = load_model(config.path, lazy=True, **arguments)
+    except Exception as exc:  # as above
+        raise _not_loaded(config, exc) from exc
+    return model
+
+
+def _not_loaded(config: TargetConfig, exc: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: {shorten(str(exc))}"
+    )
+
+
+class Qwen3NextWithoutMtp(qwen3_next.Model):
+    """mlx-lm drops `mtp.*` from the original numbered-expert files only; in a converted pack
+    those tensors would fail its strict load (formats.md 4.3)."""
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """As mlx-lm's, without the MTP head."""
+        kept = {name: array for name, array in weights.items() if "mtp." not in name}
+        base: Any = super()
+        sanitized: dict[str, mx.array] = base.sanitize(kept)
+        return sanitized
+
+
+def _qwen3_next_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+    return Qwen3NextWithoutMtp, qwen3_next.ModelArgs
+
+
+def check_experts(model: Any, config: TargetConfig) -> None:
+    """Refuse unquantized experts that MLX cannot multiply: its gather_mm on the CPU is float32."""
+    if not on_cpu():
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, SwitchLinear) and module.weight.dtype != mx.float32:
+            dtype = str(module.weight.dtype).removeprefix("mlx.core.")
+            raise UnsupportedModel(
+                f"{config.path} is a mixture of experts in {dtype} ({name}), and MLX multiplies "
+                "unquantized experts on the CPU in float32 only (gather_mm): use --dtype float32, "
+                "or a quantized copy"
+            )
+
+
+def open_target(reference: str, dtype_name: str = "auto") -> LoadedTarget:
+    """resolve_directory, read_target_config and load_target in one call."""
+    return load_target(read_target_config(resolve_directory(reference)), dtype_name)
+
+
+def _cast(model: Any, dtype: mx.Dtype) -> None:
+    """Cast floating parameters, as mlx-lm casts them: A_log and the like keep their dtype."""
+    keeps_cast = getattr(model, "cast_predicate", lambda path: True)
+
+    def cast(path: str, array: Any) -> Any:
+        if mx.issubdtype(array.dtype, mx.floating) and keeps_cast(path):
+            return array.astype(dtype)
+        return array
+
+    model.update(tree_map_with_path(cast, model.parameters()))

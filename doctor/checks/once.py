@@ -1,0 +1,46 @@
+"""A cached property whose error is raised to its first reader alone.
+
+So each fault is reported by one check, the first that comes upon it, and every later check that
+needs the same thing is not reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+from ...core.errors import DflashError
+from ..results import NotReached
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class once(Generic[S, T]):
+    """As functools.cached_property, and errors are remembered too."""
+
+    def __init__(self, function: Callable[[S], T]) -> None:
+        self._function = function
+        self._name = function.__name__
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> once[S, T]: ...
+    @overload
+    def __get__(self, instance: S, owner: type) -> T: ...
+    def __get__(self, instance: S | None, owner: type) -> T | once[S, T]:
+        if instance is None:
+            return self
+        known: dict[str, Any] = instance.__dict__
+        if self._name in known:
+            value: T = known[self._name]
+            return value
+        if f"{self._name} failed" in known:
+            raise NotReached(self._name)
+        try:
+            value = self._function(instance)
+        except (DflashError, NotReached):
+            known[f"{self._name} failed"] = True
+            raise
+        known[self._name] = value
+        return value

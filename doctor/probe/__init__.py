@@ -1,0 +1,5 @@
+"""`dflash doctor --probe`: a loaded model measured on this device.
+
+May import: core and drafters.
+Used by: cli, and the doctor's results.
+"""

@@ -1,0 +1,98 @@
+"""How a drafter's file says it is packed: the `quantization` block that MLX's converters write.
+
+Everything here comes from config.json and headers; no array is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (16, 32, 64, 128)
+MICROSCALED = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
+"""(bits, group size) -> mode, where the scales are bytes."""
+MODES = ("affine", *MICROSCALED.values())
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One packed matrix: `bits` a weight, a scale every `group_size` of them."""
+
+    bits: int
+    group_size: int
+    mode: str = "affine"
+
+    def part_shapes(self, rows: int, columns: int) -> dict[str, tuple[int, int]]:
+        """Shapes of `weight` (uint32), `scales` and, where affine, `biases`."""
+        groups = (rows, columns // self.group_size)
+        shapes = {"weight": (rows, columns * self.bits // 32), "scales": groups}
+        return shapes | ({"biases": groups} if self.mode == "affine" else {})
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """overrides: module path -> its own packing; the others follow from their shapes."""
+
+    overrides: Mapping[str, Packing] = field(default_factory=dict)
+
+
+def read_quantization(file: Path, raw: Mapping[str, Any]) -> Quantization:
+    """The `quantization` (or, as some converters repeat it, `quantization_config`) block.
+
+    Raises ConfigError for a block that states no packing of MLX's.
+    """
+    block = raw.get("quantization") or raw.get("quantization_config")
+    if block is None:
+        return Quantization()
+    if not isinstance(block, dict):
+        raise ConfigError(f"{file}: 'quantization' is {block!r}, expected an object")
+    _packing(file, "quantization", block)
+    return Quantization(
+        {
+            path.removeprefix("model."): _packing(file, f"quantization.{path}", value)
+            for path, value in block.items()
+            if isinstance(value, dict)
+        }
+    )
+
+
+def _packing(file: Path, label: str, block: Mapping[str, Any]) -> Packing:
+    """Bits, group size and mode; an override that names no mode is affine (formats.md 4.3)."""
+    bits, group = block.get("bits"), block.get("group_size")
+    mode = block.get("mode", "affine")
+    fits = (
+        MICROSCALED.get((bits, group)) == mode  # type: ignore[arg-type]
+        if mode != "affine"
+        else bits in BITS and group in GROUP_SIZES
+    )
+    if not fits or isinstance(bits, bool) or not isinstance(bits, int):
+        raise ConfigError(
+            f"{file}: '{label}' states bits {bits!r}, group_size {group!r}, mode {mode!r}; "
+            f"expected bits of {BITS}, group_size of {GROUP_SIZES}, mode of {MODES}"
+        )
+    assert isinstance(group, int)
+    return Packing(bits, group, mode)
+
+
+def infer_packing(
+    columns: int, weight: tuple[int, ...], scales: tuple[int, ...], scales_are_bytes: bool
+) -> Packing | None:
+    """The packing that shapes tell: weight (rows, columns * bits / 32), scales (rows, groups).
+
+    None where they tell none.
+    """
+    if len(weight) != 2 or len(scales) != 2 or not scales[1]:
+        return None
+    bits, rest = divmod(weight[1] * 32, columns)
+    group, uneven = divmod(columns, scales[1])
+    if rest or uneven or bits not in BITS or group not in GROUP_SIZES:
+        return None
+    if not scales_are_bytes:
+        return Packing(bits, group)
+    mode = MICROSCALED.get((bits, group))
+    return Packing(bits, group, mode) if mode else None

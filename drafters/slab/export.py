@@ -1,0 +1,88 @@
+"""`--out DIR`: a slab and its config.json as a drafter of their own, for `--drafter DIR`.
+
+The slab is named model.safetensors there, and config.json gains the `quantization` block by which
+MLX tools know a packed checkpoint (formats.md 3.3). Files of others are never overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from ...core.checkpoint.target_config import read_json
+from ...core.errors import OutputExists, SlabError
+from .build import Plan
+from .file_format import open_slab
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+MARK = b'"dflash_slab":"'
+MARK_WITHIN_BYTES = 4096
+
+
+def prepare_export(directory: Path, plan: Plan, *, force: bool = False) -> Path:
+    """Where the slab goes in `directory`. Raises OutputExists where something else is there.
+
+    A config.json of another packing goes first: a process that dies leaves a directory that does
+    not open, never one whose config.json and weights disagree.
+    """
+    path = directory / WEIGHTS
+    if directory.exists() and not directory.is_dir():
+        raise OutputExists(f"{directory} is a file; give a directory to --out")
+    others = {file.name for file in directory.glob("*.safetensors")} - {WEIGHTS}
+    if others or (path.exists() and not _is_marked(path)):
+        name = min(others) if others else WEIGHTS
+        raise OutputExists(
+            f"{directory / name} is there and no slab; give another directory to --out"
+        )
+    config = directory / CONFIG
+    if config.exists() and config.read_text(encoding="utf-8") != exported_config(plan):
+        if not path.exists() or not (force or _is_packing_of(path, plan)):
+            raise OutputExists(
+                f"{directory} holds another drafter; give another directory to --out, or --force "
+                "to replace a slab"
+            )
+        config.unlink()
+    return path
+
+
+def finish_export(directory: Path, plan: Plan) -> None:
+    """Write config.json, which makes the directory a drafter."""
+    text = exported_config(plan)
+    config = directory / CONFIG
+    if config.exists() and config.read_text(encoding="utf-8") == text:
+        return
+    temporary = config.with_name(CONFIG + ".tmp")
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(config)
+
+
+def exported_config(plan: Plan) -> str:
+    """The source's config.json with the packing's block, under both names that tools read."""
+    raw = read_json(plan.source.directory / CONFIG)
+    block = {
+        "group_size": plan.options.group_size,
+        "bits": plan.options.bits,
+        "mode": "affine",
+    }
+    return json.dumps({**raw, "quantization": block, "quantization_config": block}, indent=2) + "\n"
+
+
+def _is_marked(path: Path) -> bool:
+    """Whether a file was made here, even if it is damaged now."""
+    with path.open("rb") as stream:
+        return MARK in stream.read(MARK_WITHIN_BYTES)
+
+
+def _is_packing_of(path: Path, plan: Plan) -> bool:
+    """Whether the slab there is one of this source, if perhaps an old one."""
+    try:
+        with open_slab(path) as slab:
+            facts = slab.facts
+            return facts.options == plan.options and plan.source.is_like(facts.source_files)
+    except SlabError:
+        return True  # damaged: nothing to lose
