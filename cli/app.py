@@ -15,9 +15,10 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..core.errors import DflashError, OptionError
+from .actions.exit_codes import CANCELLED_EXIT_CODE
 from .commands.bench import bench
 from .commands.doctor import doctor
-from .commands.generate import CANCELLED_EXIT_CODE, generate
+from .commands.generate import generate
 from .commands.quantize import QuantizeCommand, quantize
 from .interrupt import is_interrupt
 from .options.settings import option_defaults

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
 
 from .errors import OptionError
 from .sampling_options import SamplingOptions
@@ -19,11 +20,60 @@ KERNELS_VALUES: tuple[Kernels, ...] = get_args(Kernels)
 DEFAULT_KERNELS: Kernels = "auto"
 """auto: fused where they fit, which is a bfloat16 or 4-bit hybrid target on CUDA."""
 
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
+
+DRAFTER_BITS = (4, 8, 16)
+DEFAULT_DRAFTER_BITS = 4
+"""For a drafter that is not quantized yet; 16 runs it as it is."""
+
 MAX_DRAFT_TOKENS = 6
-"""R17: an MTP head is chained for 1..6 drafts a round."""
+"""An MTP head is chained for 1 to 6 drafts a round."""
 DEFAULT_DRAFT_TOKENS = 3
 MAX_DEFAULT_BLOCK = 7
-"""R17: the default block is min(trained, 7), that is 6 drafts, where 8 was trained."""
+"""The default block is min(trained, 7), that is 6 drafts, where 8 was trained."""
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What is loaded, and how it runs. Model references are a directory, a hub id or bundled:NAME.
+
+    model: the target; None is the bundled one.
+    drafter: a DFlash drafter, or the folder of an MTP head; None is MODEL/drafter where that
+        exists, and the bundled drafter for the bundled target.
+    speculation: auto, dflash, mtp or none: which drafters are looked for.
+    mtp: the folder of an MTP head; None is the head in the target's own files.
+    mtp_hidden: the hidden rows that feed the head: after (post) or before (pre) the final norm.
+    drafter_bits: 4, 8 or 16 (as its file has it); None is 4 for a DFlash drafter that is not
+        quantized yet.
+    dtype: compute precision; auto is float32 on the CPU and the checkpoint's own elsewhere.
+    kernels: stock, MLX's and mlx-lm's own; fused, the suite's for CUDA; auto, those that fit.
+    stored_probe: go by what `dflash doctor --probe` stored of this model on this device.
+    exact: True: run by a plan that makes every row independent of the others of its pass,
+        measured here, or raise ExactUnavailable. None: measure on the CPU alone, where that costs
+        little; elsewhere take a stored plan that costs nothing. False: neither.
+    reserve: under auto, load the MTP head beside a DFlash drafter, for the gate to try.
+    """
+
+    model: str | None = None
+    drafter: str | None = None
+    speculation: Speculation = "auto"
+    mtp: str | None = None
+    mtp_hidden: MtpHidden = "post"
+    drafter_bits: int | None = None
+    dtype: DtypeName = "auto"
+    kernels: Kernels = DEFAULT_KERNELS
+    stored_probe: bool = True
+    exact: bool | None = None
+    reserve: bool = True
+
+    def __post_init__(self) -> None:
+        require_one_of("speculation", self.speculation, SPECULATION_VALUES)
+        require_one_of("mtp_hidden", self.mtp_hidden, MTP_HIDDEN_VALUES)
+        require_one_of("dtype", self.dtype, DTYPE_NAMES)
+        require_one_of("kernels", self.kernels, KERNELS_VALUES)
+        if self.drafter_bits is not None:
+            check_drafter_bits(self.drafter_bits)
 
 
 @dataclass(frozen=True)
@@ -64,9 +114,6 @@ class GenerateOptions:
             raise OptionError("an empty stop string would end every answer at once; leave it out")
 
 
-DRAFTER_BITS = (4, 8, 16)
-DEFAULT_DRAFTER_BITS = 4
-"""For a drafter that is not quantized yet; 16 runs it as it is."""
 GROUP_SIZES = (32, 64, 128)
 
 
@@ -113,16 +160,27 @@ def require_positive(name: str, value: int) -> None:
         raise OptionError(f"{name} must be at least 1, got {value}")
 
 
+def require_one_of(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise OptionError unless `value` is one of the `known` ones."""
+    if value not in known:
+        raise OptionError(f"{name} '{value}' is unknown (expected {'|'.join(known)})")
+
+
 def parse_kernels(text: str) -> Kernels:
     """auto, stock or fused, trimmed and lower-cased."""
     value = text.strip().lower()
-    if value not in KERNELS_VALUES:
-        raise OptionError(f"kernels '{text}' is unknown (expected {'|'.join(KERNELS_VALUES)})")
-    return value
+    require_one_of("kernels", value, KERNELS_VALUES)
+    return cast(Kernels, value)
+
+
+def parse_dtype(text: str) -> DtypeName:
+    """auto, float32, bfloat16 or float16, as it stands."""
+    require_one_of("dtype", text, DTYPE_NAMES)
+    return cast(DtypeName, text)
 
 
 def parse_speculation(text: str | None) -> Speculation:
-    """R31: trimmed and lower-cased; absent or empty is auto, `off` is none."""
+    """Trimmed and lower-cased; absent or empty is auto, `off` is none."""
     value = (text or "").strip().lower() or "auto"
     value = "none" if value == "off" else value
     if value not in SPECULATION_VALUES:
@@ -138,99 +196,3 @@ def parse_mtp_hidden(text: str) -> MtpHidden:
         expected = "|".join(MTP_HIDDEN_VALUES)
         raise OptionError(f"invalid 'mtp-hidden' value '{text}' (expected {expected})")
     return value
-
-
-@dataclass(frozen=True)
-class StoredBlock:
-    """The best block of a drafter by a stored probe (core/probe_store.py), and the day of that."""
-
-    rows: int
-    date: str
-
-
-EXACT_SOURCE = "the widest that is exact here"
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows of a verify pass: asked for, trained, and used (1 where there is no drafter).
-
-    `trained` is None where no block was trained: an MTP head is chained. source: who chose the
-    number of rows.
-    """
-
-    requested: int | None
-    trained: int | None
-    effective: int
-    source: str = ""
-
-    @property
-    def draft_tokens(self) -> int:
-        """Most drafts a round: the block less its anchor."""
-        return self.effective - 1
-
-    def describe(self) -> str:
-        """For the footer; empty where nothing is drafted."""
-        if self.trained is None:
-            chosen = f" ({self.source})" if self.source else ""
-            drafts = f", up to {self.draft_tokens} drafts a round{chosen}"
-            return drafts if self.draft_tokens else ""
-        return f", block {self.effective} of {self.trained} trained ({self.source})"
-
-    def to_dict(self) -> dict[str, int | str | None]:
-        """The `block` object of `--json`."""
-        return {
-            "requested": self.requested,
-            "trained": self.trained,
-            "effective": self.effective,
-            "source": self.source or None,
-        }
-
-
-NO_BLOCK = Block(None, None, 1)
-"""A plain step: the anchor alone."""
-
-
-def resolve_block(trained: int, requested: int | None, stored: StoredBlock | None = None) -> Block:
-    """The block that a drafter trained at `trained` rows runs with: the one asked for, else the
-    stored probe's, else min(trained, 7).
-
-    Never above the trained size: a block that was trained at 8 gains nothing at 16 (formats.md
-    7.1), so asking for more is an error and not a silent cut.
-    """
-    if requested is not None:
-        if requested > trained:
-            raise OptionError(
-                f"block_size {requested} is above the {trained} that this drafter was trained for; "
-                f"give 2..{trained}"
-            )
-        return Block(requested, trained, requested, "as asked")
-    if stored is not None:
-        rows = min(trained, stored.rows)
-        return Block(None, trained, rows, f"stored probe of {stored.date}")
-    default = f"default min(trained, {MAX_DEFAULT_BLOCK})"
-    return Block(None, trained, min(trained, MAX_DEFAULT_BLOCK), default)
-
-
-def resolve_chain(requested: int | None, stored: StoredBlock | None = None) -> Block:
-    """The block of an MTP head, which is chained for the drafts that are asked for, else for the
-    stored probe's, else for 3."""
-    if requested is not None:
-        return Block(None, None, requested + 1, "as asked")
-    if stored is not None:
-        rows = min(MAX_DRAFT_TOKENS + 1, stored.rows)
-        return Block(None, None, rows, f"stored probe of {stored.date}")
-    return Block(None, None, DEFAULT_DRAFT_TOKENS + 1, "default")
-
-
-def limit_block(block: Block, widest: int | None) -> Block:
-    """A block of at most `widest` rows (None: any): a default is cut, and a size that was asked
-    for is an OptionError, since cutting it would answer another question."""
-    if widest is None or block.effective <= widest:
-        return block
-    if block.requested is not None:
-        raise OptionError(
-            f"block_size {block.requested} is above the exact width of this target on this device, "
-            f"{widest} rows: give 2..{widest}, or run with --no-exact"
-        )
-    return replace(block, effective=widest, source=EXACT_SOURCE)

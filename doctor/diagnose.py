@@ -56,7 +56,8 @@ def diagnose(
         target = findings.check_target(opened_target) if opened_target is not None else None
         drafter_kind, has_head = findings.drafters(target, reference)
         diagnosis = findings.diagnosis(model, reference)
-        return replace(diagnosis, routes=find_routes(diagnosis.checks, drafter_kind, has_head))
+        found = {"dflash": drafter_kind, "mtp": "mtp" if has_head else None}
+        return replace(diagnosis, routes=find_routes(diagnosis.checks, found))
 
 
 class Findings:

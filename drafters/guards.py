@@ -13,7 +13,7 @@ from ..core.checkpoint.config_repairs import canonical_type, require_supported
 from ..core.checkpoint.target_config import Fields, TargetConfig
 from ..core.errors import CheckpointError, DrafterMismatch, UnsupportedModel
 from .dflash.config import DrafterConfig
-from .kinds import classify
+from .dflash.container import classify
 
 
 def check_is_target(raw: Mapping[str, Any], file: Path) -> str:

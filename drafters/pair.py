@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.checkpoint.target_config import read_target_config
-from ..core.decode.chat import require_encodable
 from ..core.decode.drafter import Drafter
-from ..core.decode.loop import Generation
 from ..core.exact.promise import Promise, keep_exact
 from ..core.loading.load import load_target
-from ..core.options import (
-    DEFAULT_KERNELS,
-    GenerateOptions,
-    MtpHidden,
-    check_drafter_bits,
-    parse_kernels,
-    parse_speculation,
-)
+from ..core.options import GenerateOptions, LoadOptions
+from ..core.report import SILENT, Report
 from ..core.target.target import Target
 from .bundled import paths as bundled
-from .candidates import DrafterRequest, drafter_dtype, find_candidates, tolerate
 from .guards import check_is_target
-from .locate import find_drafter, locate
-from .routes import Attempt, Route, choose_route
-from .slab.store import Report
+from .locate import locate
+from .opening import find_candidates, open_candidates
+from .routes import Route, choose_route
 from .stored_block import use_stored_block
 
-Progress = Callable[[str], None]
+if TYPE_CHECKING:
+    from .methods.method import Candidate
 
 
 @dataclass(frozen=True)
@@ -38,8 +28,8 @@ class Pair:
     """What a request needs: target, tokenizer, the route with its reason, and its drafters.
 
     drafter: the one that the route starts with, None for plain decoding; reserve: the one that
-    the gate tries where the first does not pay; problems: (kind, why it is not there); promise:
-    what was measured of the target's rows.
+    the gate tries where the first does not pay; problems: (method, why its drafter is not there);
+    promise: what was measured of the target's rows.
     """
 
     target: Target
@@ -50,104 +40,55 @@ class Pair:
     problems: tuple[tuple[str, str], ...] = ()
     promise: Promise = Promise()
 
-    def generate(
-        self, prompt: str | Sequence[int], options: GenerateOptions | None = None
-    ) -> Generation:
-        """One request; iterate the result for events. Text is encoded as it stands."""
-        ids = encode_text(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
-        return Generation(
-            self.target,
-            ids,
-            self.tokenizer.detokenizer,
-            drafter=self.drafter,
-            reserve=self.reserve,
-            options=options,
-        )
-
-
-def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Raw text to ids, as mlx-lm encodes it: special-token strings are parsed, nothing trimmed.
-
-    Raises PromptError for a text that is no UTF-8.
-    """
-    require_encodable(text, "the prompt")
-    bos = tokenizer.bos_token
-    ids: list[int] = tokenizer.encode(
-        text, add_special_tokens=bos is None or not text.startswith(bos)
-    )
-    return ids
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """The loaded ones, in the order in which `auto` tries them."""
+        return tuple(one for one in (self.drafter, self.reserve) if one is not None)
 
 
 def load_pair(
-    model: str | None = None,
-    drafter: str | None = None,
-    speculation: str = "auto",
-    dtype: str = "auto",
-    progress: Progress | None = None,
-    *,
-    drafter_bits: int | None = None,
-    report: Report | None = None,
-    mtp: str | None = None,
-    mtp_hidden: MtpHidden = "post",
-    reserve: bool = True,
-    kernels: str = DEFAULT_KERNELS,
-    stored_probe: bool = True,
-    exact: bool | None = None,
+    loading: LoadOptions | None = None,
+    report: Report = SILENT,
     checked: GenerateOptions | None = None,
 ) -> Pair:
     """Load a target and the drafters that the speculation value asks for.
 
-    Without `model` it is the bundled pair. auto: the DFlash drafter, else the MTP head (found in
-    the target's files, or in the folder `mtp`), else plain decoding, and the route's reason says
-    why. `dflash` and `mtp` are errors where they cannot run; `none` opens no drafter file. A
-    `drafter` that is an MTP head's folder stands for `mtp`. reserve: under auto, load the MTP
-    head beside a DFlash drafter, for the gate to try. drafter_bits: 4, 8 or 16 (as it is); None
-    is 4 for a DFlash drafter that is not quantized yet. report: notes, and progress of its slab,
-    which is made on first use. kernels: as of load_target. stored_probe: a drafter's default
-    block is the best one that `dflash doctor --probe` stored for this device. exact:
-    True: run the target by a plan that makes its rows exact, measured here, or raise
-    ExactUnavailable; None: measure on the CPU alone, where it costs little, for the blocks of
-    `checked`, elsewhere take a stored plan that costs nothing; change nothing; False: neither.
+    auto: the DFlash drafter, else the MTP head, else plain decoding, and the route's reason says
+    why. `dflash` and `mtp` raise where they cannot run; `none` opens no drafter file. checked:
+    the request whose blocks are compared with single rows where `loading.exact` is None.
+    Raises ModelNotFound, CheckpointError, DrafterMismatch, RouteUnavailable, OptionError,
+    ProbeFailed and ExactUnavailable, each naming what was found.
     """
-    say = progress or (lambda message: None)
-    requested = parse_speculation(speculation)
-    parse_kernels(kernels)
-    if drafter_bits is not None:
-        check_drafter_bits(drafter_bits)
-    config = read_target_config(locate(model or bundled.TARGET))
+    loading = loading or LoadOptions()
+    config = read_target_config(locate(loading.model or bundled.TARGET))
     check_is_target(config.raw, config.file)
-    request = DrafterRequest(
-        requested, find_drafter(model, drafter), mtp, mtp_hidden, drafter_bits, report
-    )
-    candidates = find_candidates(config, request)
-    if not any(candidate.load for candidate in candidates):  # fail before the big load
-        choose_route(requested, [Attempt(problem=candidate.problem) for candidate in candidates])
-    say(f"loading target {config.path}")
-    loaded = load_target(config, dtype, kernels)
-    drafters: list[Drafter] = []
-    attempts: list[Attempt] = []
-    problems: list[tuple[str, str]] = []
-    for candidate in candidates:
-        load, problem, opened = candidate.load, candidate.problem, None
-        if drafters and not reserve:
-            break
-        if load is not None:
-            say(f"loading drafter {candidate.where}")
-            opened, problem = tolerate(requested, partial(load, loaded.target))
-        if opened is not None:
-            drafters.append(opened)
-            if stored_probe:
-                use_stored_block(loaded.target, opened, report.note if report else say)
-        attempts.append(Attempt(opened.name if opened is not None else None, problem))
-        problems += [(candidate.kind, problem)] if problem else []
-    first, second = [*drafters, None, None][:2]
-    route = choose_route(requested, attempts)
+    candidates = find_candidates(config, loading, report)
+    report.say(f"loading target {config.path}")
+    loaded = load_target(config, loading.dtype, loading.kernels)
+
+    def open_one(candidate: Candidate) -> Drafter:
+        return open_drafter(candidate, loaded.target, loading, report)
+
+    opened = open_candidates(candidates, loading.speculation, open_one, reserve=loading.reserve)
+    route = choose_route(loading.speculation, opened.attempts)
     blocks_of = checked or GenerateOptions()
-    rows = max((one.block(blocks_of).effective for one in drafters), default=1)
-    say("checking that a row depends on its own past alone")
-    note = report.note if report else say
-    target, promise = keep_exact(loaded.target, exact, rows, stored=stored_probe, note=note)
-    return Pair(target, loaded.tokenizer, first, route, second, tuple(problems), promise)
+    rows = max((one.block(blocks_of).effective for one in opened.drafters), default=1)
+    report.say("checking that a row depends on its own past alone")
+    target, promise = keep_exact(
+        loaded.target, loading.exact, rows, stored=loading.stored_probe, note=report.note
+    )
+    first, second = [*opened.drafters, None, None][:2]
+    return Pair(target, loaded.tokenizer, first, route, second, opened.problems, promise)
 
 
-__all__ = ["Pair", "drafter_dtype", "encode_text", "find_drafter", "load_pair", "locate"]
+def open_drafter(
+    candidate: Candidate, target: Target, loading: LoadOptions, report: Report
+) -> Drafter:
+    """Load a candidate's weights, bind them to the target, and take its stored block."""
+    if candidate.load is None:
+        raise ValueError(f"nothing to load: {candidate.problem}")
+    report.say(f"loading drafter {candidate.where}")
+    opened = candidate.load(target)
+    if loading.stored_probe:
+        use_stored_block(target, opened, report.note)
+    return opened

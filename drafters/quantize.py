@@ -13,17 +13,18 @@ from typing import Any
 from ..core.checkpoint.weight_source import read_source
 from ..core.errors import SlabError
 from ..core.options import GenerateOptions, QuantizeOptions
+from ..core.report import Report
 from .dflash.config import DrafterConfig, read_drafter_config
 from .dflash.layers import make_rope
 from .dflash.load import bind_drafter, with_biases
+from .dtype import drafter_dtype
 from .locate import locate
-from .pair import Pair, drafter_dtype
+from .pair import Pair
 from .slab.build import Plan
 from .slab.check import DraftAgreement, PackingError, compare_drafters, packing_errors
 from .slab.export import finish_export, prepare_export
 from .slab.file_format import Slab
 from .slab.load import plan_drafter, slab_store
-from .slab.store import Report
 from .slab.use import SlabStore
 
 

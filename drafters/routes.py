@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import RouteUnavailable
-from ..core.options import GenerateOptions, Speculation
-
-LOADED = {"mtp": "the target's MTP head loaded"}
+from ..core.options import GenerateOptions, LoadOptions, Speculation
+from .methods.table import METHODS, method_of, methods_for
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,14 @@ class Route:
             "reserve": self.reserve,
         }
 
-    def notes(self, options: GenerateOptions, mtp: str | None = None) -> list[str]:
-        """Options that were given and do nothing on this route; mtp: the --mtp value."""
+    def notes(self, options: GenerateOptions, loading: LoadOptions) -> list[str]:
+        """Options that were given and do nothing on this route."""
         notes = []
-        if options.block_size is not None and not self.route.startswith("dflash"):
-            notes.append(f"--block-size concerns DFlash alone and is ignored on route {self.route}")
-        if "mtp" not in (self.route, self.reserve):
-            # Under auto a head was looked for, and what came of it is in the reason.
-            looked = self.requested == "auto"
-            given = {"--mtp": None if looked else mtp, "--draft-tokens": options.draft_tokens}
-            for name in (name for name, value in given.items() if value is not None):
-                notes.append(f"{name} concerns an MTP head alone and is ignored: none is loaded")
+        for method in METHODS:
+            if not any(method.owns(name) for name in (self.route, self.reserve or "")):
+                ignored = method.ignored.format(route=self.route)
+                given = method.ignored_options(self.requested, options, loading)
+                notes += [f"{option} {ignored}" for option in given]
         if options.gate and not options.gated and self.route != "none":
             notes.append("gate and adaptive block are off: a seeded sample repeats exactly")
         return notes
@@ -66,12 +62,14 @@ def choose_route(requested: Speculation, attempts: Sequence[Attempt]) -> Route:
     loaded = [attempt.name for attempt in attempts if attempt.name is not None]
     if loaded:
         first, reserve = loaded[0], loaded[1] if len(loaded) > 1 else None
-        reasons = [LOADED.get(first, f"{first} drafter loaded")]
+        method = method_of(first)
+        loaded_as = method.loaded if method is not None else "{name} drafter loaded"
+        reasons = [loaded_as.format(name=first)]
         reasons += [f"{reserve} in reserve"] if reserve else []
         return Route(requested, first, "; ".join([*reasons, *problems]), reserve)
     reason = "; ".join(problems)
     if requested != "auto":
-        option = {"dflash": "--drafter", "mtp": "--mtp"}[requested]
+        option = methods_for(requested)[0].option
         raise RouteUnavailable(
             f"--speculation {requested} cannot run: {reason}. Give one with {option} DIR, or use "
             "--speculation auto"

@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_suite.core.loading.load import LoadedTarget
+from dflash_suite.core.options import LoadOptions
 from dflash_suite.drafters.bundled.paths import PROMPTS_FILE
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
 from dflash_suite.drafters.mtp.find import find_head
@@ -45,11 +46,13 @@ def bundled_pairs() -> Mapping[str, Pair]:
     names = ("dflash", "dflash2")
     return {
         name: load_pair(
-            drafter=f"bundled:{name}",
-            speculation="dflash",
-            dtype="float32",
-            drafter_bits=16,
-            exact=False,
+            LoadOptions(
+                drafter=f"bundled:{name}",
+                speculation="dflash",
+                dtype="float32",
+                drafter_bits=16,
+                exact=False,
+            )
         )
         for name in names
     }

@@ -1,5 +1,5 @@
-"""The commands, a file each: options -> one call below -> text or a document.
+"""The commands, a file each: their options as dataclasses, and one call of an action.
 
-May import: the other packages of cli, and everything below.
+May import: `actions`, `options`, and core's options.
 Used by: `app`.
 """

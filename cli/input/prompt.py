@@ -18,6 +18,25 @@ STDIN_WAIT_SEC = 2.0
 
 
 @dataclass(frozen=True)
+class PromptInput:
+    """What is asked for: a prompt or a file, or a file of requests, and how it is encoded.
+
+    chat: None means a chat turn where the tokenizer has a template, else raw text.
+    """
+
+    prompt: str | None = None
+    file: Path | None = None
+    requests: str | None = None
+    chat: bool | None = None
+    system: str | None = None
+    reasoning: str | None = None
+
+
+RAW = PromptInput(chat=False)
+CHAT_OR_RAW = PromptInput()
+
+
+@dataclass(frozen=True)
 class PromptSource:
     """A prompt's text, and a note where it was not the user's own."""
 
@@ -47,20 +66,15 @@ def read_prompt(argument: str | None, file: Path | None, *, patient: bool) -> Pr
     return PromptSource(text)
 
 
-def encode_prompt(
-    tokenizer: Any,
-    text: str,
-    *,
-    chat: bool | None,
-    system: str | None,
-    reasoning: str | None = None,
-) -> list[int]:
+def encode_prompt(tokenizer: Any, text: str, asked: PromptInput) -> list[int]:
     """Ids of a chat turn through the tokenizer's template, or of raw text as it stands.
 
-    chat None means chat where the tokenizer has a template, else raw.
+    Raises OptionError for --system or --reasoning with raw text, PromptError where --chat has no
+    template, and as render_chat.
     """
-    from ...core.decode.chat import render_chat
-    from ...drafters.pair import encode_text
+    from ...core.decode.chat import encode_text, render_chat
+
+    chat, system, reasoning = asked.chat, asked.system, asked.reasoning
 
     has_template = bool(tokenizer.has_chat_template)
     if chat is None:

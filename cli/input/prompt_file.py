@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import PromptError
-from .prompt import encode_prompt, read_text_file
+from .prompt import CHAT_OR_RAW, RAW, encode_prompt, read_text_file
 
 KEYS = ("text", "user", "prompt_ids")
 
@@ -29,9 +29,9 @@ def encode_prompt_line(tokenizer: Any, prompt: dict[str, Any]) -> list[int]:
     """Ids of `text` as it stands, of `user` as a chat turn where there is a template, or the ids
     themselves."""
     if "text" in prompt:
-        return encode_prompt(tokenizer, prompt["text"], chat=False, system=None)
+        return encode_prompt(tokenizer, prompt["text"], RAW)
     if "user" in prompt:
-        return encode_prompt(tokenizer, prompt["user"], chat=None, system=None)
+        return encode_prompt(tokenizer, prompt["user"], CHAT_OR_RAW)
     ids: list[int] = prompt["prompt_ids"]
     return ids
 

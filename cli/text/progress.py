@@ -12,7 +12,7 @@ from rich.status import Status
 from .footer import print_note, stderr_console
 
 if TYPE_CHECKING:
-    from ...drafters.slab.store import Report
+    from ...core.report import Report
 
 LONG_PREFILL_TOKENS = 512
 """Shorter prompts are done before anyone could read a progress line."""
@@ -69,14 +69,14 @@ class Progress:
 
     def report(self, *, notes: bool) -> Report:
         """Where a slab's notes and bytes go: stderr; notes even where it is no terminal."""
-        from ...drafters.slab.store import Report
+        from ...core.report import Report
 
         def note(message: str) -> None:
             self.stop()
             if notes:
                 print_note(message)
 
-        return Report(note, self.bytes)
+        return Report(note, self.bytes, self.say)
 
     def stop(self) -> None:
         """Take the line or the bar away, before the answer starts."""

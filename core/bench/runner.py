@@ -13,10 +13,11 @@ from statistics import mean
 
 import mlx.core as mx
 
+from ..block import limit_block
 from ..decode.emit import Detokenizer
-from ..decode.loop import Generation
+from ..decode.loop import Generation, Setup
 from ..errors import OptionError
-from ..options import GenerateOptions, limit_block
+from ..options import GenerateOptions
 from ..stats import GenerationStats
 from ..target.target import Target
 from .options import BenchOptions
@@ -128,10 +129,9 @@ class Bench:
             self.target,
             prompt.ids,
             self._new_detokenizer(),
-            drafter=arm.drafter,
-            reserve=arm.reserve,
-            options=arm.options,
-            clock=self._clock,
+            arm.drafter,
+            arm.options,
+            Setup(reserve=arm.reserve, clock=self._clock),
         )
         mx.synchronize()
         mx.reset_peak_memory()

@@ -1,8 +1,9 @@
-"""A chat turn through the tokenizer's own template, and how much the model is to reason first.
+"""A prompt as ids: raw text as it stands, or a chat turn through the tokenizer's own template, and
+how much the model is to reason first.
 
 Templates name that in their own ways: `enable_thinking` (Qwen3, 3.5, 3.6), `reasoning_effort`
 (Qwen3.8, gpt-oss) or `reasoning_strength` (Muse). A value goes to a variable that the template
-really reads, or is refused; nothing is passed in the hope that it helps (formats.md section 6).
+really reads, or is refused; nothing is passed in the hope that it helps.
 """
 
 from __future__ import annotations
@@ -29,6 +30,19 @@ def require_encodable(text: str, what: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as exc:
         raise PromptError(f"{what} is not UTF-8 text ({exc.reason}); convert it first") from exc
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Raw text to ids, as mlx-lm encodes it: special-token strings are parsed, nothing trimmed.
+
+    Raises PromptError for a text that is not UTF-8.
+    """
+    require_encodable(text, "the prompt")
+    bos = tokenizer.bos_token
+    ids: list[int] = tokenizer.encode(
+        text, add_special_tokens=bos is None or not text.startswith(bos)
+    )
+    return ids
 
 
 def render_chat(

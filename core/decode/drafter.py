@@ -8,7 +8,8 @@ from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
-from ..options import Block, GenerateOptions, limit_block
+from ..block import Block, limit_block
+from ..options import GenerateOptions
 from .choose import Draws
 from .sampling import Proposal
 

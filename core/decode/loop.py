@@ -13,11 +13,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..block import NO_BLOCK, Block
 from ..cache.kinds import cache_arrays, validate_absolute_boundary
 from ..cache.resume import Mark, Resume, Rows, return_to, take_mark
 from ..device import on_cpu, start_on_gpu
 from ..errors import PromptError
-from ..options import NO_BLOCK, Block, GenerateOptions
+from ..options import GenerateOptions
 from ..stats import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from ..target.target import Target, TargetPass
 from .choose import Chooser, Processor
@@ -43,16 +44,33 @@ class Verified:
     tokens: list[int]
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What a generation may have beside its drafter and options; nothing of it by default.
+
+    reserve: the drafter that the gate tries where the first does not pay.
+    picker: chooses each round's route in place of what options.gate says.
+    processors: mlx-lm logits processors beside those of options.sampling.
+    resume: caches that hold the prompt's first rows already (core/cache/resume.py).
+    reusable: mark the prompt's end on the way, so that a later request can go on from there.
+    clock: seconds, for statistics and the gate.
+    pipelined: queue plain steps before the last one's id is read; None: off the CPU.
+    """
+
+    reserve: Drafter | None = None
+    picker: RoutePicker | None = None
+    processors: Sequence[Processor] = ()
+    resume: Resume | None = None
+    reusable: bool = False
+    clock: Callable[[], float] = time.perf_counter
+    pipelined: bool | None = None
+
+
 class Generation:
     """One request: iterate it for events; `stats` and `emitter` are live while it runs.
 
-    drafter: what speculative rounds use, None for plain decoding; reserve: what the gate tries
-    where that does not pay; picker: another chooser of routes than options.gate says;
-    processors: mlx-lm logits processors beside those of options.sampling; resume: caches that
-    hold the prompt's first rows already (core/cache/resume.py); reusable: mark the prompt's end on
-    the way, so that a later request can go on from there.
-
-    Closing the iterator between two events leaves the caches as after the tokens emitted so far.
+    drafter: what speculative rounds use, None for plain decoding. Closing the iterator between
+    two events leaves the caches as after the tokens emitted so far.
     """
 
     def __init__(
@@ -60,17 +78,12 @@ class Generation:
         target: Target,
         prompt_ids: Sequence[int],
         detokenizer: Detokenizer,
-        *,
         drafter: Drafter | None = None,
-        reserve: Drafter | None = None,
         options: GenerateOptions | None = None,
-        picker: RoutePicker | None = None,
-        processors: Sequence[Processor] = (),
-        resume: Resume | None = None,
-        reusable: bool = False,
-        clock: Callable[[], float] = time.perf_counter,
-        pipelined: bool | None = None,
+        setup: Setup | None = None,
     ) -> None:
+        setup = setup or Setup()
+        resume = setup.resume
         self.target = target
         self.options = options or GenerateOptions()
         self.prompt_ids = check_prompt(prompt_ids, target.config.vocab_size)
@@ -83,24 +96,25 @@ class Generation:
             reused_tokens=resume.mark.position if resume else 0,
             profiled=self.options.profile,
         )
-        self.chooser = Chooser(self.options.sampling, target.config.vocab_size, processors)
+        self.chooser = Chooser(self.options.sampling, target.config.vocab_size, setup.processors)
         room = len(self.prompt_ids) + self.options.max_tokens
         self.cache: list[Any] = list(resume.cache) if resume else target.make_cache(room)
         self.position = resume.mark.position if resume else 0
         self.marks: list[Mark] = []
         self.ahead = Lookahead(target, self.cache)
-        wanted = not on_cpu() if pipelined is None else pipelined
+        wanted = not on_cpu() if setup.pipelined is None else setup.pipelined
         can = drafter is None and self.chooser.is_stateless and self.ahead.can_undo
         self.pipelined = wanted and can and target.can_queue
-        self.phases = PhaseTimer(clock, self.stats.phase_sec, enabled=self.options.profile)
-        self._clock = clock
-        drafters = [] if drafter is None else [drafter, *([reserve] if reserve else [])]
+        self.phases = PhaseTimer(setup.clock, self.stats.phase_sec, enabled=self.options.profile)
+        self._clock = setup.clock
+        reserves = [setup.reserve] if setup.reserve else []
+        drafters = [] if drafter is None else [drafter, *reserves]
         self.contexts = Contexts(drafters)
-        self._resume, self._reusable = resume, reusable
+        self._resume, self._reusable = resume, setup.reusable
         self.settled = False  # True between two rounds: caches are those of the emitted tokens
         self.blocks = resolve_blocks(drafters, self.options, target.widest)
         self.block = next(iter(self.blocks.values()), NO_BLOCK)
-        self.picker = picker or make_picker(self.blocks, self.options, clock)
+        self.picker = setup.picker or make_picker(self.blocks, self.options, setup.clock)
         self._last_route = self.picker.route
 
     def __iter__(self) -> Iterator[Event]:
@@ -127,7 +141,7 @@ class Generation:
     def prefill(self) -> Iterator[Event]:
         """Feed the prompt as mlx-lm does: the body in chunks, then the last token alone.
 
-        Each drafter observes the trailing rows that can still matter to it (R8).
+        Each drafter observes the trailing rows that can still matter to it.
         """
         started = self._clock()
         total = len(self.prompt_ids)
@@ -195,7 +209,7 @@ class Generation:
         return verified
 
     def accept(self, verified: Verified, route: str) -> tuple[int, int]:
-        """(drafts kept, tokens emitted), cut at eos, stop string and max_tokens (R36)."""
+        """(drafts kept, tokens emitted), cut at eos, stop string and max_tokens."""
         tokens = verified.tokens
         accept_length = self.emitter.take(tokens)
         accepted = min(len(tokens) - 1, accept_length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
@@ -20,13 +20,10 @@ from ..cuda.backbone import fused_backbone
 from ..cuda.check import probe_fused
 from ..device import on_cpu
 from ..errors import CheckpointError, DflashError, OptionError, UnsupportedModel
-from ..options import DEFAULT_KERNELS, parse_kernels
+from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
 from ..target.families import require_family
 from ..target.forward_check import probe_forward
 from ..target.target import Target
-
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
 
 
 @dataclass(frozen=True)
@@ -42,9 +39,7 @@ def resolve_dtype(name: str) -> mx.Dtype | None:
 
     auto is float32 on the CPU, where it is the faster one, and the checkpoint's own elsewhere.
     """
-    if name not in DTYPE_NAMES:
-        raise OptionError(f"dtype '{name}' is unknown (expected {'|'.join(DTYPE_NAMES)})")
-    if name == "auto":
+    if parse_dtype(name) == "auto":
         return mx.float32 if on_cpu() else None
     dtype: mx.Dtype = getattr(mx, name)
     return dtype

@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...core.errors import RouteUnavailable
 from ...core.options import SPECULATION_VALUES
+from ...drafters.methods.method import Method
+from ...drafters.methods.table import methods_for
 from ...drafters.routes import Attempt, choose_route
 from ..results import CheckResult, RouteFinding
 
 
 def find_routes(
-    checks: Sequence[CheckResult], drafter: str | None, has_head: bool
+    checks: Sequence[CheckResult], found: Mapping[str, str | None]
 ) -> tuple[RouteFinding, ...]:
-    """drafter: kind of the drafter that was checked, None where none was given; has_head: an MTP
-    head was found."""
+    """found: by method (`dflash`, `mtp`) the name of the drafter that was checked, or None."""
     target_problem = _first_failure(checks, ("target",))
-    attempts = {
-        "dflash": _attempt(checks, ("drafter", "pair"), drafter, "no drafter was given"),
-        "mtp": _attempt(checks, ("mtp",), "mtp" if has_head else None, "no MTP head was found"),
-    }
-    found: list[RouteFinding] = []
+    routes: list[RouteFinding] = []
     for value in SPECULATION_VALUES:
         if target_problem is not None:
-            found.append(RouteFinding(value, None, target_problem))
+            routes.append(RouteFinding(value, None, target_problem))
             continue
-        tried = [attempt for kind, attempt in attempts.items() if value in ("auto", kind)]
+        tried = [
+            _attempt(checks, method, found.get(method.speculation)) for method in methods_for(value)
+        ]
         try:
             route = choose_route(value, tried)
-            found.append(RouteFinding(value, route.route, route.reason))
+            routes.append(RouteFinding(value, route.route, route.reason))
         except RouteUnavailable as error:
-            found.append(RouteFinding(value, None, str(error)))
-    return tuple(found)
+            routes.append(RouteFinding(value, None, str(error)))
+    return tuple(routes)
 
 
-def _attempt(
-    checks: Sequence[CheckResult], groups: Sequence[str], name: str | None, absent: str
-) -> Attempt:
-    problem = _first_failure(checks, groups)
+def _attempt(checks: Sequence[CheckResult], method: Method, name: str | None) -> Attempt:
+    problem = _first_failure(checks, method.check_groups)
     if problem is not None:
         return Attempt(problem=problem)
-    return Attempt(name) if name is not None else Attempt(problem=absent)
+    return Attempt(name) if name is not None else Attempt(problem=method.absent)
 
 
 def _first_failure(checks: Sequence[CheckResult], groups: Sequence[str]) -> str | None:

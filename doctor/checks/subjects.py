@@ -23,11 +23,11 @@ from ...core.checkpoint.target_config import (
 )
 from ...core.errors import ConfigError, DflashError
 from ...drafters.dflash.config import CONTRADICTIONS, DrafterConfig, parse_drafter_config
+from ...drafters.dflash.container import classify
 from ...drafters.dflash.drafter import DFlashModel
 from ...drafters.dflash.load import expected_shapes, with_biases
 from ...drafters.dflash.tensors import check_tensors
 from ...drafters.guards import check_is_target
-from ...drafters.kinds import classify
 from ..results import NotReached
 from .machine import Machine
 from .once import once

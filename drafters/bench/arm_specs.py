@@ -8,7 +8,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from ...core.errors import OptionError
-from ...core.options import MtpHidden, Speculation, check_drafter_bits, parse_speculation
+from ...core.options import (
+    GenerateOptions,
+    LoadOptions,
+    MtpHidden,
+    Speculation,
+    check_drafter_bits,
+    parse_speculation,
+)
+from ..methods.table import methods_for
 
 
 @dataclass(frozen=True)
@@ -26,11 +34,9 @@ class ArmSpec:
     gate: bool = False
 
     def __post_init__(self) -> None:
-        dflash = {"drafter", "drafter_bits", "block_size"}
-        mtp = {"mtp", "mtp_hidden", "draft_tokens"}
-        allowed = {"dflash": dflash, "mtp": mtp, "auto": dflash | mtp}.get(self.speculation, set())
-        if self.speculation != "none":
-            allowed = allowed | {"gate"}
+        allowed = {"gate"} if self.speculation != "none" else set()
+        for method in methods_for(self.speculation):
+            allowed |= {*method.load_options, *method.request_options}
         for one in fields(self)[1:]:
             if getattr(self, one.name) != one.default and one.name not in allowed:
                 listed = ", ".join(sorted(name.replace("_", "-") for name in allowed)) or "none"
@@ -38,6 +44,23 @@ class ArmSpec:
                     f"arm {self.speculation} has no option {one.name.replace('_', '-')}; it takes "
                     f"{listed}"
                 )
+
+    def loading(self, common: LoadOptions) -> LoadOptions:
+        """How this arm's drafters are found and opened: its own values over the command's."""
+        return replace(
+            common,
+            speculation=self.speculation,
+            drafter=self.drafter or common.drafter,
+            mtp=self.mtp or common.mtp,
+            mtp_hidden=self.mtp_hidden,
+            drafter_bits=self.drafter_bits or common.drafter_bits,
+        )
+
+    def options(self) -> GenerateOptions:
+        """How its answers are decoded; the benchmark sets the limits."""
+        return GenerateOptions(
+            block_size=self.block_size, draft_tokens=self.draft_tokens, gate=self.gate
+        )
 
 
 def parse_arm(text: str) -> ArmSpec:

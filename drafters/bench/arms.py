@@ -5,36 +5,30 @@ Configs and headers are checked for all arms before any big file is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...core.bench.types import Arm
+from ...core.block import NO_BLOCK, Block, limit_block
 from ...core.checkpoint.target_config import TargetConfig, read_target_config
 from ...core.decode.drafter import Drafter
 from ...core.errors import OptionError
 from ...core.exact.promise import Promise, keep_exact
 from ...core.loading.load import LoadedTarget, load_target
-from ...core.options import (
-    DEFAULT_KERNELS,
-    NO_BLOCK,
-    Block,
-    GenerateOptions,
-    check_drafter_bits,
-    limit_block,
-)
+from ...core.options import LoadOptions
+from ...core.report import SILENT, Report
+from ...core.target.target import Target
 from ..bundled import paths as bundled
-from ..candidates import Candidate, DrafterRequest, find_candidates, tolerate
 from ..locate import locate
-from ..pair import find_drafter
-from ..routes import Attempt, Route, choose_route
-from ..slab.store import Report
-from ..stored_block import use_stored_block
+from ..methods.method import Candidate
+from ..methods.table import method_of
+from ..opening import find_candidates, open_candidates
+from ..pair import open_drafter
+from ..routes import Route, choose_route
 from .arm_specs import ArmSpec
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,170 +46,103 @@ class BenchSetup:
 
 @dataclass
 class ArmLoader:
-    """model, drafter, mtp, drafter_bits: as `dflash generate` takes them; a spec's own go first.
+    """Opens arms over one target. loading: as `dflash generate` takes it; a spec's own go first.
 
-    report: notes, and progress of slabs, which are made on first use. stored_probe: as of
-    load_pair.
+    directories: those that drafters were opened from.
     """
 
     config: TargetConfig
-    model: str | None = None
-    drafter: str | None = None
-    mtp: str | None = None
-    drafter_bits: int | None = None
-    say: Say = lambda message: None
-    report: Report | None = None
-    stored_probe: bool = True
+    loading: LoadOptions
+    report: Report = SILENT
     directories: list[Path] = field(default_factory=list)
     _opened: dict[tuple[Path | None, str, int | None], Drafter] = field(default_factory=dict)
 
-    def request(self, spec: ArmSpec) -> DrafterRequest:
-        """What an arm asks for, as `dflash generate` would ask for it."""
-        reference = spec.drafter or find_drafter(self.model, self.drafter)
-        return DrafterRequest(
-            spec.speculation,
-            reference,
-            spec.mtp or self.mtp,
-            spec.mtp_hidden,
-            spec.drafter_bits or self.drafter_bits,
-            self.report,
-        )
-
-    def candidates(self, spec: ArmSpec) -> list[Candidate]:
+    def candidates(self, spec: ArmSpec) -> Sequence[Candidate]:
         """From configs and headers alone; an explicit arm that cannot run is RouteUnavailable."""
-        found = find_candidates(self.config, self.request(spec))
-        if not any(candidate.load for candidate in found):
-            problems = [Attempt(problem=candidate.problem) for candidate in found]
-            choose_route(spec.speculation, problems)
-        return found
+        return find_candidates(self.config, spec.loading(self.loading), self.report)
 
-    def build(self, spec: ArmSpec, candidates: Sequence[Candidate], loaded: LoadedTarget) -> Arm:
+    def build(self, spec: ArmSpec, candidates: Sequence[Candidate], target: Target) -> Arm:
         """Open the drafters that no arm before has, and settle the block.
 
-        Raises OptionError where the options ask for what the drafter cannot do.
+        Raises OptionError where the options ask for what the drafter cannot do. A reserve is the
+        gate's to use, so an arm without the gate opens none.
         """
-        drafters: list[Drafter] = []
-        attempts: list[Attempt] = []
-        for candidate in candidates:
-            if drafters and not spec.gate:
-                break  # a reserve is the gate's to use
-            action = partial(self._open, candidate, spec, loaded)
-            opened, problem = tolerate(spec.speculation, action)
-            drafters += [opened] if opened is not None else []
-            attempts.append(Attempt(opened.name if opened else None, problem or candidate.problem))
-        route = choose_route(spec.speculation, attempts)
-        first, reserve = [*drafters, None, None][:2]
-        return self._arm(spec, route, first, reserve, loaded.target.widest)
-
-    def _open(self, candidate: Candidate, spec: ArmSpec, loaded: LoadedTarget) -> Drafter | None:
-        if candidate.load is None:
-            return None
-        key = candidate.where, spec.mtp_hidden, spec.drafter_bits
-        if key not in self._opened:
-            self.say(f"loading drafter {candidate.where}")
-            opened = self._opened[key] = candidate.load(loaded.target)
-            if self.stored_probe:
-                use_stored_block(loaded.target, opened, (self.report or Report()).note)
-        if candidate.where is not None and candidate.where.is_dir():
-            self.directories.append(candidate.where)
-        return self._opened[key]
-
-    def _arm(
-        self,
-        spec: ArmSpec,
-        route: Route,
-        drafter: Drafter | None,
-        reserve: Drafter | None,
-        widest: int | None,
-    ) -> Arm:
-        options = GenerateOptions(
-            block_size=spec.block_size,
-            draft_tokens=spec.draft_tokens,
-            gate=spec.gate,
-        )
-        block = limit_block(drafter.block(options), widest) if drafter else NO_BLOCK
-        for head in (one for one in (drafter, reserve) if one is not None and one.name == "mtp"):
-            require_width(spec.draft_tokens, limit_block(head.block(options), widest), widest)
+        loading = spec.loading(self.loading)
+        open_one = partial(self._open, spec=spec, loading=loading, target=target)
+        opened = open_candidates(candidates, spec.speculation, open_one, reserve=spec.gate)
+        route = choose_route(spec.speculation, opened.attempts)
+        options = spec.options()
+        drafter, reserve = [*opened.drafters, None, None][:2]
+        blocks = {
+            one.name: limit_block(one.block(options), target.widest) for one in opened.drafters
+        }
+        for block in blocks.values():
+            require_width(spec.draft_tokens, block, target.widest)
+        block = NO_BLOCK if drafter is None else blocks[drafter.name]
         settings: dict[str, Any] = {"requested": spec.speculation, "route": route.route}
         if drafter is None:
             settings |= {} if spec.speculation == "none" else {"reason": route.reason}
         else:
-            settings["drafter"] = self._reference(spec, drafter)
-            if drafter.name == "mtp":
-                settings["draft_tokens"] = block.draft_tokens
-                settings["mtp_hidden"] = spec.mtp_hidden
-            else:
-                settings["drafter_bits"] = getattr(drafter, "bits", None)
-                settings["block_size"] = block.effective
+            method = method_of(drafter.name)
+            settings |= method.arm_settings(loading, drafter, block) if method else {}
             settings["gate"] = "on" if spec.gate else "off"
-            if reserve is not None:
-                settings["reserve"] = reserve.name
-        return Arm(
-            _name(route.route, block.draft_tokens, spec), drafter, reserve, options, settings
-        )
+        if reserve is not None:
+            settings["reserve"] = reserve.name
+        return Arm(arm_name(route, block, spec), drafter, reserve, options, settings)
 
-    def _reference(self, spec: ArmSpec, drafter: Drafter) -> str:
-        """How a reader would name the drafter's files."""
-        request = self.request(spec)
-        if drafter.name == "mtp":
-            return request.mtp or "the target's own head"
-        return request.drafter or ""
+    def _open(
+        self, candidate: Candidate, spec: ArmSpec, loading: LoadOptions, target: Target
+    ) -> Drafter:
+        key = candidate.where, spec.mtp_hidden, spec.drafter_bits
+        if key not in self._opened:
+            self._opened[key] = open_drafter(candidate, target, loading, self.report)
+        if candidate.where is not None and candidate.where.is_dir():
+            self.directories.append(candidate.where)
+        return self._opened[key]
 
 
 def load_arms(
-    specs: Sequence[ArmSpec],
-    model: str | None = None,
-    drafter: str | None = None,
-    mtp: str | None = None,
-    drafter_bits: int | None = None,
-    dtype: str = "auto",
-    kernels: str = DEFAULT_KERNELS,
-    say: Say = lambda message: None,
-    report: Report | None = None,
-    stored_probe: bool = True,
-    exact: bool | None = None,
+    specs: Sequence[ArmSpec], loading: LoadOptions | None = None, report: Report = SILENT
 ) -> BenchSetup:
     """Load one target and every drafter that some arm needs; failures come before the big load.
 
-    exact: True as of load_pair; else nothing is measured: a benchmark compares the ids themselves.
+    loading.exact: True as of load_pair; else nothing is measured: a benchmark compares the ids
+    themselves. Its speculation is not asked: each arm has its own.
     """
-    config = read_target_config(locate(model or bundled.TARGET))
-    if drafter_bits is not None:
-        check_drafter_bits(drafter_bits)
-    loader = ArmLoader(config, model, drafter, mtp, drafter_bits, say, report, stored_probe)
+    loading = loading or LoadOptions()
+    config = read_target_config(locate(loading.model or bundled.TARGET))
+    loader = ArmLoader(config, loading, report)
     candidates = [loader.candidates(spec) for spec in specs]
-    say(f"loading target {config.path}")
-    loaded = load_target(config, dtype, kernels)
-    if exact:
-        say("checking that a row depends on its own past alone")
+    report.say(f"loading target {config.path}")
+    loaded = load_target(config, loading.dtype, loading.kernels)
+    if loading.exact:
+        report.say("checking that a row depends on its own past alone")
     target, promise = keep_exact(
-        loaded.target, bool(exact), rows=1, stored=stored_probe, note=report.note if report else say
+        loaded.target, bool(loading.exact), rows=1, stored=loading.stored_probe, note=report.note
     )
-    loaded = LoadedTarget(target, loaded.tokenizer)
     arms = [
-        loader.build(spec, found, loaded) for spec, found in zip(specs, candidates, strict=True)
+        loader.build(spec, found, target) for spec, found in zip(specs, candidates, strict=True)
     ]
     directories = list(dict.fromkeys([config.path, *loader.directories]))
-    return BenchSetup(loaded, arms, directories, promise)
+    return BenchSetup(LoadedTarget(target, loaded.tokenizer), arms, directories, promise)
 
 
-def _name(route: str, draft_tokens: int, spec: ArmSpec) -> str:
-    """Short and telling: the route, and the depth wherever it was asked for or is MTP's."""
-    if route == "mtp":
-        name = f"mtp k={draft_tokens}"
-    elif spec.block_size is not None and route != "none":
-        name = f"{route} block {spec.block_size}"
-    else:
-        name = route
-    if spec.drafter_bits is not None and route not in ("none", "mtp"):
-        name += f" {spec.drafter_bits} bits"
+def arm_name(route: Route, block: Block, spec: ArmSpec) -> str:
+    """Short and telling: the route, and its depth and bits where they were asked for."""
+    name, method = route.route, method_of(route.route)
+    if method is not None:
+        asked = any(getattr(spec, option) is not None for option in method.request_options)
+        name += method.depth(block, asked)
+        if spec.drafter_bits is not None and "drafter_bits" in method.load_options:
+            name += f" {spec.drafter_bits} bits"
     return f"{name} gated" if spec.gate else name
 
 
 def require_width(draft_tokens: int | None, block: Block, widest: int | None) -> None:
     """Raise OptionError for a number of drafts that was asked for and cut: the arm would be that of
-    fewer."""
-    if draft_tokens is not None and draft_tokens > block.draft_tokens:
+    fewer. A block that was trained is not meant: --draft-tokens is not its concern."""
+    is_chain = block.trained is None
+    if is_chain and draft_tokens is not None and draft_tokens > block.draft_tokens:
         raise OptionError(
             f"draft-tokens {draft_tokens} is above the exact width of this target on this device, "
             f"{widest} rows, and would measure the arm of {block.draft_tokens} again: give at most "

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...core.bench.types import BenchPrompt
+from ...core.decode.chat import encode_text
 from ...core.decode.loop import check_prompt
 from ...core.errors import OptionError, PromptError
 from ..bundled.paths import PROMPTS_FILE
-from ..pair import encode_text
 
 SETS_FILE = Path(__file__).resolve().parent / "prompt_sets.json"
 SETS = ("chat", "code", "prose", "edit")

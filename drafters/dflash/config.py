@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from ...core.checkpoint.target_config import Fields, read_json, refuse_gguf
 from ...core.errors import ConfigError, UnsupportedModel
-from ..kinds import DrafterKind, classify
+from .container import DrafterKind, classify
 from .quantization import Quantization, read_quantization
 
 LayerType = Literal["full_attention", "sliding_attention"]

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...core.block import Block, StoredBlock, resolve_block
 from ...core.decode.choose import Draws
 from ...core.decode.drafter import TargetRows
 from ...core.decode.sampling import Proposal
 from ...core.errors import CacheError
-from ...core.options import Block, GenerateOptions, StoredBlock, resolve_block
+from ...core.options import GenerateOptions
+from ...core.probe_store import ProbeKey
 from .config import DrafterConfig
 from .context import ContextBuffer, HeadsOf, join_heads
 from .layers import CandidateSelector, Layer, Layer2
@@ -90,6 +92,10 @@ class DFlashDrafter:
     def bits(self) -> int:
         """Bits a weight of its projections: 16 where they are not packed."""
         return getattr(self.model.fc, "bits", 16)
+
+    def probe_key(self, key: ProbeKey) -> ProbeKey | None:
+        """The key of what a probe of its target with this drafter is stored under."""
+        return key.with_drafter(self.config.path, self.bits)
 
     def block(self, options: GenerateOptions) -> Block:
         """What --block-size asks for, else by a stored probe or the trained block; --draft-tokens

@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...core.block import Block, StoredBlock, resolve_chain
 from ...core.checkpoint.mlx_models import model_module
 from ...core.decode.choose import Draws
 from ...core.decode.drafter import TargetRows
 from ...core.decode.sampling import Proposal, join_steps
-from ...core.options import Block, GenerateOptions, MtpHidden, StoredBlock, resolve_chain
+from ...core.options import GenerateOptions, MtpHidden
+from ...core.probe_store import ProbeKey
 
 
 class SharedEnds(Protocol):
@@ -152,6 +154,10 @@ class MtpDrafter:
         self._tap_ids = () if hidden == "post" else (last_layer,)
         self._width = int(model.norm.weight.shape[0])
         self.reset(0)
+
+    def probe_key(self, key: ProbeKey) -> ProbeKey | None:
+        """The key of what a probe of its target with this head is stored under."""
+        return None if self.place is None else key.with_head(self.place, self.hidden, self.files)
 
     def block(self, options: GenerateOptions) -> Block:
         """The anchor and --draft-tokens drafts, else by a stored probe or 3; --block-size concerns

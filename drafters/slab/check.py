@@ -13,12 +13,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...core.block import Block
 from ...core.checkpoint.safetensors_headers import ITEM_BYTES
 from ...core.checkpoint.weight_source import CHUNK_BYTES
 from ...core.decode.drafter import Drafter, TargetRows
 from ...core.decode.emit import Detokenizer
 from ...core.decode.loop import Generation
-from ...core.options import Block, GenerateOptions
+from ...core.options import GenerateOptions
 from ...core.target.target import Target
 from .build import Plan
 from .file_format import Slab, read_fully, to_array

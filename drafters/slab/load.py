@@ -9,6 +9,7 @@ import mlx.core as mx
 from ...core.checkpoint.weight_source import Source, read_source
 from ...core.errors import SlabError, SlabWriteError
 from ...core.options import DEFAULT_DRAFTER_BITS, QuantizeOptions, check_drafter_bits
+from ...core.report import Report
 from ..dflash.config import DrafterConfig
 from ..dflash.drafter import DFlashDrafter, DFlashModel, TargetEnds
 from ..dflash.layers import make_rope
@@ -16,7 +17,7 @@ from ..dflash.load import bind_drafter, expected_shapes, load_drafter, with_bias
 from ..dflash.tensors import check_tensors, module_name
 from .build import MemorySink, Plan, linear_weights, pack_source, plan_slab
 from .file_format import Slab
-from .store import Report, slab_places
+from .store import slab_places
 from .use import SlabStore
 
 

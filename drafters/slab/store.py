@@ -15,11 +15,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from ...core.options import QuantizeOptions
+from ...core.report import Report
 from ...core.settings import cache_directory
 from ..bundled.paths import ROOT
 
@@ -27,18 +27,6 @@ SUFFIX = ".slab"
 TEMPORARY = ".tmp"
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTDIR)
 """A place that cannot be used at all, as against one that is full."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """Where notes (one line each) and progress (what, bytes done, bytes in all) go."""
-
-    note: Callable[[str], None] = lambda message: None
-    progress: Callable[[str, int, int], None] = lambda label, done, total: None
-
-    def bytes_of(self, label: str) -> Callable[[int, int], None]:
-        """Progress of one named step."""
-        return lambda done, total: self.progress(label, done, total)
 
 
 def slab_directory() -> Path:

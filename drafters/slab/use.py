@@ -15,9 +15,10 @@ from typing import BinaryIO, Generic, Literal, TypeVar
 
 from ...core.checkpoint.weight_source import content_hash
 from ...core.errors import SlabError, SlabWriteError
+from ...core.report import Report
 from .build import FileSink, Plan, pack_source
 from .file_format import Slab, SlabFacts, open_slab, write_fully
-from .store import UNWRITABLE, Report, sweep, write_slab
+from .store import UNWRITABLE, sweep, write_slab
 
 T = TypeVar("T")
 Verdict = Literal["current", "renamed"]

@@ -16,7 +16,8 @@ from typing import Any
 import mlx_lm
 from results import FILE, merge, summarize
 
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.options import LoadOptions
 from dflash_suite.drafters.bundled.paths import PROMPTS_FILE, ROOT
 from dflash_suite.drafters.pair import Pair, load_pair
 
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--results", type=Path, default=FILE)
     given = parser.parse_args()
-    pair = load_pair(speculation="dflash", dtype=given.dtype, kernels="auto")
+    pair = load_pair(LoadOptions(speculation="dflash", dtype=given.dtype, kernels="auto"))
     bare = Pair(pair.target, pair.tokenizer, None, pair.route)
     lines = PROMPTS_FILE.read_text(encoding="utf-8").splitlines()[:PROMPTS]
     prompts = [json.loads(line)["prompt_ids"] for line in lines]
@@ -66,9 +67,10 @@ def main() -> None:
 
 def decode(pair: Pair, ids: list[int], repeats: int = 3) -> tuple[float, list[int], float]:
     """(tokens a second after the first, ids, tokens a round) of one prompt; median speed."""
+    options = GenerateOptions(max_tokens=TOKENS, gate=False)
     speeds: list[float] = []
     for _ in range(repeats):
-        generation = pair.generate(ids, GenerateOptions(max_tokens=TOKENS, gate=False))
+        generation = Generation(pair.target, ids, pair.tokenizer.detokenizer, pair.drafter, options)
         for _event in generation:
             pass
         speeds.append(generation.stats.tokens_per_second or 0.0)

@@ -16,9 +16,9 @@ from dflash_suite.core.cuda.backbone import fused_backbone
 from dflash_suite.core.target.backbones import HybridBackbone
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.dflash.config import DrafterConfig, SelectorConfig
+from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter, DFlashModel
 from dflash_suite.drafters.dflash.layers import make_rope
-from dflash_suite.drafters.kinds import DrafterKind
 
 Precision = Literal["bf16", "q4"]
 Shape = Literal["9b", "35b-a3b", "tiny"]

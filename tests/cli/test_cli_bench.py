@@ -28,6 +28,7 @@ from dflash_suite.core.bench.types import BenchPrompt
 from dflash_suite.core.errors import OptionError
 from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
 from dflash_suite.core.loading.load import LoadedTarget
+from dflash_suite.core.options import LoadOptions
 from dflash_suite.drafters.bench.arm_specs import ab_specs, parse_arm, parse_sweep
 from dflash_suite.drafters.bench.arms import ArmLoader
 from dflash_suite.drafters.bench.prompts import collect_prompts, kinds_of
@@ -106,8 +107,8 @@ def test_the_document_says_where_it_comes_from(document: dict[str, Any]) -> None
 def report(bundled_target: LoadedTarget) -> BenchReport:
     """Plain decoding, two block sizes, the head: short answers to two short prompts."""
     specs = parse_sweep("block-size=2,5") + [parse_arm("mtp")]
-    loader = ArmLoader(bundled_target.target.config)
-    arms = [loader.build(spec, loader.candidates(spec), bundled_target) for spec in specs]
+    loader = ArmLoader(bundled_target.target.config, LoadOptions())
+    arms = [loader.build(spec, loader.candidates(spec), bundled_target.target) for spec in specs]
     encode = bundled_target.tokenizer.encode
     prompts = [
         BenchPrompt(name, "short", tuple(encode(text)))
@@ -175,18 +176,19 @@ def test_what_is_flagged_is_said(report: BenchReport, capsys: pytest.CaptureFixt
 
 
 def test_equal_routes_are_a_against_a(bundled_target: LoadedTarget) -> None:
-    loader = ArmLoader(bundled_target.target.config)
+    loader = ArmLoader(bundled_target.target.config, LoadOptions())
     first, second = (
-        loader.build(spec, loader.candidates(spec), bundled_target) for spec in ab_specs("dflash")
+        loader.build(spec, loader.candidates(spec), bundled_target.target)
+        for spec in ab_specs("dflash")
     )
     assert first.drafter is second.drafter is not None
     assert first.name == second.name == "dflash2" and first.options == second.options
     gated = parse_arm("auto:gate=on")
-    with_gate = loader.build(gated, loader.candidates(gated), bundled_target)
+    with_gate = loader.build(gated, loader.candidates(gated), bundled_target.target)
     assert with_gate.options.gate and with_gate.reserve is not None
     assert with_gate.settings["reserve"] == "mtp" and first.reserve is None
     whole, packed = (
-        loader.build(spec, loader.candidates(spec), bundled_target)
+        loader.build(spec, loader.candidates(spec), bundled_target.target)
         for spec in (parse_arm("dflash:drafter-bits=16"), parse_arm("dflash:drafter-bits=8"))
     )
     assert (whole.settings["drafter_bits"], packed.settings["drafter_bits"]) == (16, 8)
@@ -205,12 +207,12 @@ def test_a_sweep_is_one_arm_a_value_beside_plain(report: BenchReport) -> None:
 
 def test_draft_tokens_above_the_exact_width_are_no_arm(bundled_target: LoadedTarget) -> None:
     """Cut to the width they would be the same arm again."""
-    loader = ArmLoader(bundled_target.target.config)
+    loader = ArmLoader(bundled_target.target.config, LoadOptions())
 
     def depth(text: str, width: int) -> Any:
         target = ExactTarget(bundled_target.target, ExactPlan(width, pads=True))
-        spec, loaded = parse_arm(text), LoadedTarget(target, bundled_target.tokenizer)
-        return loader.build(spec, loader.candidates(spec), loaded).settings["draft_tokens"]
+        spec = parse_arm(text)
+        return loader.build(spec, loader.candidates(spec), target).settings["draft_tokens"]
 
     assert [depth("mtp:draft-tokens=3", 4), depth("mtp", 4), depth("mtp", 2)] == [3, 3, 1]
     for tokens in (4, 6):

@@ -7,16 +7,9 @@ from typing import Any
 
 import pytest
 
+from dflash_suite.core.block import NO_BLOCK, StoredBlock, resolve_block, resolve_chain
 from dflash_suite.core.errors import OptionError
-from dflash_suite.core.options import (
-    NO_BLOCK,
-    SPECULATION_VALUES,
-    GenerateOptions,
-    StoredBlock,
-    parse_speculation,
-    resolve_block,
-    resolve_chain,
-)
+from dflash_suite.core.options import SPECULATION_VALUES, GenerateOptions, parse_speculation
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_suite.core.loading.load import open_target
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import GenerateOptions, LoadOptions, parse_dtype
 from dflash_suite.core.probe_store import (
     SCHEMA,
     ProbeKey,
@@ -24,6 +24,7 @@ from dflash_suite.core.probe_store import (
     probe_key,
     save_probe,
 )
+from dflash_suite.core.report import SILENT, Report
 from dflash_suite.drafters.bench.arm_specs import ArmSpec
 from dflash_suite.drafters.bench.arms import load_arms
 from dflash_suite.drafters.pair import load_pair
@@ -197,7 +198,7 @@ def pair_directory(tmp_path: Path) -> Path:
 
 
 def store_block(directory: Path, dtype: str = "auto", **changes: Any) -> None:
-    pair = load_pair(str(directory), dtype=dtype, drafter_bits=16)
+    pair = load_pair(LoadOptions(model=str(directory), dtype=parse_dtype(dtype), drafter_bits=16))
     key = probe_key(pair.target)
     assert key is not None and pair.drafter is not None
     with_drafter = drafter_key(key, pair.drafter)
@@ -206,7 +207,7 @@ def store_block(directory: Path, dtype: str = "auto", **changes: Any) -> None:
 
 
 def block_of(directory: Path, **options: Any) -> int:
-    pair = load_pair(str(directory), drafter_bits=16, **options)
+    pair = load_pair(LoadOptions(model=str(directory), drafter_bits=16, **options))
     assert pair.drafter is not None
     return pair.drafter.block(GenerateOptions()).effective
 
@@ -224,7 +225,7 @@ def test_an_arm_of_a_benchmark_takes_it_too(pair_directory: Path) -> None:
 
     def block_size(stored_probe: bool) -> Any:
         specs = [ArmSpec("dflash", drafter_bits=16)]
-        setup = load_arms(specs, str(pair_directory), stored_probe=stored_probe)
+        setup = load_arms(specs, LoadOptions(model=str(pair_directory), stored_probe=stored_probe))
         return setup.arms[0].settings["block_size"]
 
     assert (block_size(True), block_size(False)) == (3, 6)
@@ -237,15 +238,15 @@ def test_a_later_start_takes_the_stored_drafts_of_a_head(tmp_path: Path) -> None
     folder.mkdir()
     (folder / "config.json").write_bytes((inside / "config.json").read_bytes())
     mx.save_safetensors(str(folder / "model.safetensors"), head_tensors(hf=False))
-    later = load_pair(str(inside), speculation="mtp")
+    later = load_pair(LoadOptions(model=str(inside), speculation="mtp"))
     key = probe_key(later.target)
     assert key is not None and later.drafter is not None
     known = drafter_key(key, later.drafter)
     assert known is not None
     save_probe(known, replace(PROBE, block=2))
 
-    def drafts(options: GenerateOptions, **loading: Any) -> int:
-        pair = load_pair(str(inside), speculation="mtp", **loading)
+    def drafts(options: GenerateOptions, report: Report = SILENT, **loading: Any) -> int:
+        pair = load_pair(LoadOptions(model=str(inside), speculation="mtp", **loading), report)
         assert pair.drafter is not None
         return pair.drafter.block(options).draft_tokens
 
@@ -253,10 +254,12 @@ def test_a_later_start_takes_the_stored_drafts_of_a_head(tmp_path: Path) -> None
     assert drafts(default) == 1 and drafts(GenerateOptions(draft_tokens=4)) == 4
     assert drafts(default, stored_probe=False) == drafts(default, mtp_hidden="pre") == 3
     assert drafts(default, mtp=str(folder)) == 3
-    arms = load_arms([ArmSpec("mtp"), ArmSpec("mtp", draft_tokens=4)], str(inside)).arms
+    arms = load_arms(
+        [ArmSpec("mtp"), ArmSpec("mtp", draft_tokens=4)], LoadOptions(model=str(inside))
+    ).arms
     assert [arm.settings["draft_tokens"] for arm in arms] == [1, 4]
     os.utime(inside / "model-mtp-shard.safetensors", ns=(0, 1))
-    assert drafts(default, progress=notes.append) == 3
+    assert drafts(default, Report(note=notes.append)) == 3
     assert "the drafter's files have changed" in "".join(notes)
 
 

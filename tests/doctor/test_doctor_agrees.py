@@ -14,7 +14,7 @@ import pytest
 from dflash_suite.core.checkpoint.target_config import read_target_config
 from dflash_suite.core.errors import DflashError
 from dflash_suite.core.loading.load import load_target
-from dflash_suite.core.options import SPECULATION_VALUES
+from dflash_suite.core.options import SPECULATION_VALUES, LoadOptions, parse_speculation
 from dflash_suite.doctor.checks.check import run_checks
 from dflash_suite.doctor.checks.drafter import DRAFTER_CHECKS
 from dflash_suite.doctor.checks.pair import PAIR_CHECKS
@@ -40,7 +40,9 @@ Edit = Callable[[dict[str, Any]], object]
 def opens(model: Path, speculation: str) -> str | None:
     """The route that generate would take, None where it ends with an error."""
     try:
-        return load_pair(str(model), None, speculation, exact=False).route.route
+        return load_pair(
+            LoadOptions(model=str(model), speculation=parse_speculation(speculation), exact=False)
+        ).route.route
     except DflashError:
         return None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_suite.core.options import LoadOptions
 from dflash_suite.doctor.results import CheckResult
 from dflash_suite.drafters.pair import load_pair
 from tests.kit.doctor_pairs import look, save_pair, troubles
@@ -19,7 +20,7 @@ SLAB = "dflash-int4-g64.slab"
 def pair(tmp_path: Path) -> Path:
     """A pair whose slab generate has made."""
     directory = save_pair(tmp_path / "pair")
-    load_pair(str(directory), None, "dflash")
+    load_pair(LoadOptions(model=str(directory), speculation="dflash"))
     assert (directory / "drafter" / SLAB).is_file()
     return directory
 
@@ -36,7 +37,7 @@ def test_none_yet_with_its_size_then_current(tmp_path: Path) -> None:
     directory = save_pair(tmp_path / "pair")
     before = slab_finding(directory)
     assert before.status == "pass" and "none yet; generate makes one of" in before.found
-    load_pair(str(directory), None, "dflash")
+    load_pair(LoadOptions(model=str(directory), speculation="dflash"))
     after = slab_finding(directory)
     assert after.status == "pass" and after.found.endswith(": current")
     size = (directory / "drafter" / SLAB).stat().st_size

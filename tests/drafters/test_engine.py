@@ -16,7 +16,7 @@ from dflash_suite.core.cache.resume import (
     return_to,
     take_mark,
 )
-from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.loop import Generation, Setup
 from dflash_suite.core.errors import PromptError, RollbackError, RouteUnavailable
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.sampling_options import SamplingOptions
@@ -182,9 +182,13 @@ def test_rewinding_leaves_the_caches_of_the_kept_rows(kind: Kind) -> None:
     stock = stock_greedy(target.backbone.model, ids, 60)
     drafter = ScriptedDrafter(all_right(), stock, len(ids))
     run = Generation(
-        target, ids, PieceDetokenizer(None), drafter=drafter, reusable=True,
+        target,
+        ids,
+        PieceDetokenizer(None),
+        drafter=drafter,
         options=GenerateOptions(max_tokens=25, gate=False),
-    )  # fmt: skip
+        setup=Setup(reusable=True),
+    )
     assert sum(1 for _ in run) > 0 and run.stats.accepted > 0
     rows = run.rows()
     assert rows.token_ids == (*ids, *stock[:24])
@@ -193,9 +197,12 @@ def test_rewinding_leaves_the_caches_of_the_kept_rows(kind: Kind) -> None:
     return_to(rows.cache, mark)
     assert meaning(rows.cache) == meaning(fed_alone(target.backbone.model, ids, len(ids)))
     following = Generation(
-        target, [*ids, 9, 8], PieceDetokenizer(None), resume=Resume(rows.cache, mark),
+        target,
+        [*ids, 9, 8],
+        PieceDetokenizer(None),
         options=GenerateOptions(max_tokens=10),
-    )  # fmt: skip
+        setup=Setup(resume=Resume(rows.cache, mark)),
+    )
     assert sum(1 for _ in following) > 0
     assert following.emitter.token_ids == stock_greedy(target.backbone.model, [*ids, 9, 8], 10)
 

@@ -9,9 +9,10 @@ import pytest
 
 from dflash_suite.core.checkpoint.target_config import read_target_config
 from dflash_suite.core.errors import ConfigError, DrafterMismatch, ModelNotFound, RouteUnavailable
+from dflash_suite.core.options import LoadOptions
 from dflash_suite.drafters.dflash.config import read_drafter_config
+from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.guards import check_pair
-from dflash_suite.drafters.kinds import DrafterKind
 from dflash_suite.drafters.pair import load_pair
 from tests.kit.tiny import raw_config
 from tests.kit.tiny_drafter import raw_drafter, save_drafter, write_config
@@ -38,7 +39,7 @@ def target(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def mismatch(target: Path, drafter: Path) -> str:
     """The error of an explicit request; it names both files."""
     with pytest.raises(DrafterMismatch) as caught:
-        load_pair(str(target), str(drafter), "dflash")
+        load_pair(LoadOptions(model=str(target), drafter=str(drafter), speculation="dflash"))
     message = str(caught.value)
     assert str(target / "config.json") in message and str(drafter / "config.json") in message
     return message
@@ -83,7 +84,7 @@ def test_a_matching_pair_is_told_which_files_are_missing(target: Path, tmp_path:
     drafter = write_config(tmp_path / "drafter", raw_drafter())
     for missing in (drafter, target):
         with pytest.raises(ModelNotFound, match="has no (weights|tokenizer)") as caught:
-            load_pair(str(target), str(drafter), "dflash")
+            load_pair(LoadOptions(model=str(target), drafter=str(drafter), speculation="dflash"))
         assert str(missing) in str(caught.value)
         save_drafter(drafter)
 
@@ -94,30 +95,32 @@ def test_a_matching_drafter_without_weights_is_named(tmp_path: Path, kind: Draft
     bundled = {"vocab_size": 4096, "num_target_layers": 8, "hidden_size": 256}
     drafter = write_config(tmp_path / "drafter", raw_drafter(kind, mask_token_id=3, **bundled))
     with pytest.raises(ModelNotFound, match="has no weights") as caught:
-        load_pair(None, str(drafter), "dflash")
+        load_pair(LoadOptions(drafter=str(drafter), speculation="dflash"))
     assert str(drafter) in str(caught.value)
-    pair = load_pair(None, str(drafter), "auto", exact=False)
+    pair = load_pair(LoadOptions(drafter=str(drafter), speculation="auto", exact=False))
     assert pair.route.route == "mtp" and "has no weights" in pair.route.reason
 
 
 def test_auto_goes_on_without_the_drafter_and_says_why(tmp_path: Path) -> None:
     drafter = save_drafter(tmp_path / "drafter")
-    pair = load_pair(None, str(drafter), "auto", exact=False)
+    pair = load_pair(LoadOptions(drafter=str(drafter), speculation="auto", exact=False))
     assert pair.route.route == "mtp"
     assert "dflash2 drafter vocab 512 != target 4096" in pair.route.reason
     with pytest.raises(DrafterMismatch, match="vocab 512 != target 4096"):
-        load_pair(None, str(drafter), "dflash")
+        load_pair(LoadOptions(drafter=str(drafter), speculation="dflash"))
 
 
 def test_none_opens_no_drafter_file(tmp_path: Path) -> None:
     """R32: not even the config.json of a drafter that was given."""
-    pair = load_pair(None, str(tmp_path / "nowhere"), "none", exact=False)
+    pair = load_pair(
+        LoadOptions(drafter=str(tmp_path / "nowhere"), speculation="none", exact=False)
+    )
     assert pair.drafter is None and pair.route.route == "none"
 
 
 def test_an_explicit_request_without_a_drafter_fails_before_the_target(target: Path) -> None:
     with pytest.raises(RouteUnavailable, match="no drafter was given"):
-        load_pair(str(target), None, "dflash")
+        load_pair(LoadOptions(model=str(target), speculation="dflash"))
 
 
 def test_a_bad_drafter_config_is_the_first_error(target: Path, tmp_path: Path) -> None:
@@ -126,4 +129,4 @@ def test_a_bad_drafter_config_is_the_first_error(target: Path, tmp_path: Path) -
     del raw["dflash_config"]["target_layer_ids"]
     drafter = write_config(tmp_path / "drafter", raw)
     with pytest.raises(ConfigError, match=r"'dflash_config\.target_layer_ids'.* is missing"):
-        load_pair(str(target), str(drafter), "dflash")
+        load_pair(LoadOptions(model=str(target), drafter=str(drafter), speculation="dflash"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ import mlx.core as mx
 import pytest
 
 from dflash_suite.core.errors import DflashError, OptionError, RouteUnavailable
-from dflash_suite.core.options import GenerateOptions, parse_mtp_hidden
+from dflash_suite.core.options import (
+    GenerateOptions,
+    LoadOptions,
+    parse_mtp_hidden,
+    parse_speculation,
+)
+from dflash_suite.core.report import Report
 from dflash_suite.drafters.pair import Pair, load_pair
 from dflash_suite.drafters.routes import Attempt, Route, choose_route
+from tests.kit.decoding import generate
 from tests.kit.tiny import VOCAB, prompt, save_checkpoint
 from tests.kit.tiny_drafter import raw_drafter, save_drafter
 from tests.kit.tiny_mtp import head_tensors, prefixed
@@ -46,7 +54,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(places: Path, speculation: str, dflash: str, mtp: str, **more: Any) -> Pair:
     drafter = None if dflash == "absent" else str(places / f"drafter-{dflash}")
-    return load_pair(str(places / f"target-{mtp}"), drafter, speculation, **more)
+    return load_pair(
+        LoadOptions(
+            model=str(places / f"target-{mtp}"),
+            drafter=drafter,
+            speculation=parse_speculation(speculation),
+            **more,
+        )
+    )
 
 
 @pytest.mark.parametrize("mtp", ["ok", "bad", "absent"])
@@ -73,7 +88,7 @@ def test_truth_table(places: Path, speculation: str, dflash: str, mtp: str) -> N
         problem = PROBLEMS.get((kind, there[kind]), "")
         assert problem in pair.route.reason  # the reason is always said
     assert pair.route.reason and pair.route.requested == speculation
-    generation = pair.generate(prompt(8), GenerateOptions(max_tokens=12, gate=False))
+    generation = generate(pair, prompt(8), GenerateOptions(max_tokens=12, gate=False))
     for _ in generation:
         pass
     ran = pair.route.route
@@ -97,7 +112,7 @@ def test_an_explicit_route_fails_before_the_big_load(places: Path, tmp_path: Pat
     whole = file.read_bytes()
     file.write_bytes(whole[:header] + b"\x00" * (len(whole) - header))
     with pytest.raises(RouteUnavailable, match="--speculation mtp cannot run: .*--mtp DIR"):
-        load_pair(str(directory), None, "mtp", progress=pytest.fail)
+        load_pair(LoadOptions(model=str(directory), speculation="mtp"), Report(say=pytest.fail))
 
 
 @pytest.mark.parametrize("given", ["mtp", "drafter"])
@@ -111,18 +126,31 @@ def test_a_head_in_a_folder_of_its_own(places: Path, tmp_path: Path, given: str)
     )
     mx.save_safetensors(str(head / "model.safetensors"), head_tensors(hf=False))
     target = str(places / "target-absent")
-    more = {given: str(head)}
+    by_mtp = LoadOptions(model=target, mtp=str(head))
+    by_drafter = LoadOptions(model=target, drafter=str(head))
+    asked = by_mtp if given == "mtp" else by_drafter
     for speculation in ("auto", "mtp"):
-        pair = load_pair(target, speculation=speculation, **more)  # type: ignore[arg-type]
+        pair = load_pair(replace(asked, speculation=speculation))
         assert pair.route.route == "mtp"
-    both = load_pair(target, str(places / "drafter-ok"), "auto", mtp=str(head))
+    both = load_pair(
+        LoadOptions(
+            model=target, drafter=str(places / "drafter-ok"), speculation="auto", mtp=str(head)
+        )
+    )
     assert (both.route.route, both.route.reserve) == ("dflash2", "mtp")
     with pytest.raises(DflashError):
-        load_pair(target, str(head), "dflash")
+        load_pair(LoadOptions(model=target, drafter=str(head), speculation="dflash"))
 
 
 def test_none_opens_no_file_of_a_drafter(places: Path) -> None:
-    pair = load_pair(str(places / "target-bad"), "/nowhere", "none", mtp="/nowhere/either")
+    pair = load_pair(
+        LoadOptions(
+            model=str(places / "target-bad"),
+            drafter="/nowhere",
+            speculation="none",
+            mtp="/nowhere/either",
+        )
+    )
     assert pair.drafter is pair.reserve is None
     assert pair.route.reason == "speculation is off by request"
 
@@ -141,14 +169,18 @@ def test_mtp_hidden_values() -> None:
 
 def test_options_without_effect_are_named() -> None:
     asked = GenerateOptions(block_size=4)
-    assert Route("mtp", "mtp", "").notes(asked) and Route("none", "none", "").notes(asked)
-    assert not Route("auto", "dflash2", "", "mtp").notes(asked)
-    assert not Route("mtp", "mtp", "").notes(GenerateOptions())
-    nothing = GenerateOptions()
-    assert Route("dflash", "dflash2", "").notes(nothing, "/nope"), "never looked at"
-    assert not Route("auto", "dflash2", "/nope is no head").notes(nothing, "/nope"), (
-        "it was refused"
-    )
+    nothing, usual, elsewhere = GenerateOptions(), LoadOptions(), LoadOptions(mtp="/nope")
+    assert Route("mtp", "mtp", "").notes(asked, usual) == [
+        "--block-size concerns DFlash alone and is ignored on route mtp"
+    ]
+    assert Route("none", "none", "").notes(asked, usual)
+    assert not Route("auto", "dflash2", "", "mtp").notes(asked, usual)
+    assert not Route("mtp", "mtp", "").notes(nothing, usual)
+    assert Route("dflash", "dflash2", "").notes(nothing, elsewhere) == [
+        "--mtp concerns an MTP head alone and is ignored: none is loaded"
+    ], "never looked at"
+    refused = Route("auto", "dflash2", "/nope is no head")
+    assert not refused.notes(nothing, elsewhere), "its reason says so"
 
 
 def test_the_document_says_the_reserve() -> None:

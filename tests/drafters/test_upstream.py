@@ -22,6 +22,7 @@ from dflash_suite.core.stats import Chunk
 from dflash_suite.drafters.bundled.paths import ROOT
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter
 from dflash_suite.drafters.pair import Pair
+from tests.kit.decoding import generate
 from tests.kit.places import KIT
 from tests.kit.tiny import as_ids
 from tests.kit.tiny_drafter import Recorder
@@ -118,7 +119,7 @@ def test_every_round_drafts_what_the_reference_drafts(
     assert isinstance(pair.drafter, DFlashDrafter)
     recorder = Recorder(pair.drafter)
     options = GenerateOptions(max_tokens=MAX_TOKENS, block_size=BLOCK_SIZE, gate=False)
-    run = replace(pair, drafter=recorder).generate(prompts[index], options)
+    run = generate(replace(pair, drafter=recorder), prompts[index], options)
     tokens = [token for event in run if isinstance(event, Chunk) for token in event.token_ids]
     drafts = [as_ids(round_drafts) for round_drafts in recorder.drafts]
     expected = upstream[name][index]

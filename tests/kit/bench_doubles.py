@@ -11,9 +11,10 @@ import mlx.core as mx
 from dflash_suite.core.bench.options import BenchOptions
 from dflash_suite.core.bench.runner import Bench
 from dflash_suite.core.bench.types import Arm, BenchPrompt
+from dflash_suite.core.block import Block, resolve_block
 from dflash_suite.core.decode.drafter import TargetRows
 from dflash_suite.core.decode.loop import Generation
-from dflash_suite.core.options import Block, GenerateOptions, resolve_block
+from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.target import Target
 from tests.kit.tiny import PieceDetokenizer, as_ids, make_target, prompt
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from dflash_suite.core.block import Block, resolve_block
 from dflash_suite.core.decode.drafter import TargetRows
-from dflash_suite.core.options import Block, GenerateOptions, resolve_block
+from dflash_suite.core.options import GenerateOptions
 from tests.kit.tiny import as_ids
 
 Policy = Callable[[list[int], int], mx.array]

@@ -13,12 +13,12 @@ import pytest
 
 from dflash_suite.core.checkpoint.weight_source import read_source
 from dflash_suite.core.options import QuantizeOptions
+from dflash_suite.core.report import Report
 from dflash_suite.drafters.dflash.config import read_drafter_config
-from dflash_suite.drafters.kinds import DrafterKind
+from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.slab.build import Plan
 from dflash_suite.drafters.slab.file_format import Slab
 from dflash_suite.drafters.slab.load import plan_drafter, slab_store
-from dflash_suite.drafters.slab.store import Report
 from dflash_suite.drafters.slab.use import Obtained
 from tests.kit.tiny_drafter import random_tensors, raw_drafter, save_drafter
 

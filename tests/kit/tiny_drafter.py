@@ -13,12 +13,13 @@ from typing import Any, Final, cast
 
 import mlx.core as mx
 
+from dflash_suite.core.block import Block
 from dflash_suite.core.decode.drafter import TargetRows
-from dflash_suite.core.options import Block, GenerateOptions
+from dflash_suite.core.options import GenerateOptions
 from dflash_suite.drafters.dflash.config import read_drafter_config
+from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter, TargetEnds
 from dflash_suite.drafters.dflash.load import load_drafter
-from dflash_suite.drafters.kinds import DrafterKind
 from tests.kit.tiny import HIDDEN, LAYERS, VOCAB
 
 ABSENT: Final = object()

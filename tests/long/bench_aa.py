@@ -18,6 +18,7 @@ from dflash_suite.core.bench.options import BenchOptions
 from dflash_suite.core.bench.report import BenchReport, make_report
 from dflash_suite.core.bench.runner import Bench
 from dflash_suite.core.bench.types import Arm
+from dflash_suite.core.options import LoadOptions
 from dflash_suite.drafters.bench.arm_specs import ArmSpec
 from dflash_suite.drafters.bench.arms import BenchSetup, load_arms
 from dflash_suite.drafters.bench.prompts import collect_prompts
@@ -88,7 +89,7 @@ def verdict(report: BenchReport) -> str:
 
 def main(runs: int, clock: Clock) -> int:
     """Equal arms `runs` times, then the slowed arm a quarter as often."""
-    setup = load_arms([ArmSpec("dflash"), ArmSpec("dflash")], stored_probe=False)
+    setup = load_arms([ArmSpec("dflash"), ArmSpec("dflash")], LoadOptions(stored_probe=False))
     first, second = setup.arms
     print("A against A", flush=True)
     reports = [run(setup, setup.arms, clock)]

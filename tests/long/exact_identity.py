@@ -31,7 +31,7 @@ from dflash_suite.core.bench.environment import describe_device, describe_versio
 from dflash_suite.core.bench.types import hash_ids
 from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
 from dflash_suite.core.exact.promise import keep_exact
-from dflash_suite.core.options import MAX_DRAFT_TOKENS
+from dflash_suite.core.options import MAX_DRAFT_TOKENS, LoadOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.bundled.paths import ROOT
 from dflash_suite.drafters.pair import Pair, load_pair
@@ -65,7 +65,9 @@ def load_modes(args: argparse.Namespace) -> tuple[list[Mode], Any, Target, Exact
     common: dict[str, Any] = {
         "dtype": args.dtype, "kernels": args.kernels, "exact": False, "stored_probe": False,
     }  # fmt: skip
-    first = load_pair(args.model, "bundled:dflash2", "dflash", **common)
+    first = load_pair(
+        LoadOptions(model=args.model, drafter="bundled:dflash2", speculation="dflash", **common)
+    )
     loose = first.target
     if args.width:
         plan = ExactPlan(args.width, pads=True)
@@ -76,9 +78,13 @@ def load_modes(args: argparse.Namespace) -> tuple[list[Mode], Any, Target, Exact
         plan = promise.plan
     pairs = {
         "dflash2": first,
-        "dflash": load_pair(args.model, "bundled:dflash", "dflash", **common),
+        "dflash": load_pair(
+            LoadOptions(model=args.model, drafter="bundled:dflash", speculation="dflash", **common)
+        ),
         # A converted copy of the target has lost its head.
-        "mtp": load_pair(args.model, speculation="mtp", mtp=str(ROOT / "target"), **common),
+        "mtp": load_pair(
+            LoadOptions(model=args.model, speculation="mtp", mtp=str(ROOT / "target"), **common)
+        ),
     }
     modes = [Mode(PLAIN, replace(first, target=exact, drafter=None), None)]
     for name, pair in pairs.items():

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dflash_suite.core.decode.drafter import Drafter
-from dflash_suite.core.decode.loop import Generation
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.decode.loop import Generation, Setup
+from dflash_suite.core.options import GenerateOptions, LoadOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.bundled.paths import PROMPTS_FILE
 from dflash_suite.drafters.pair import load_pair
@@ -39,7 +39,7 @@ class Arm:
 
 def arms() -> tuple[Target, object, list[Arm]]:
     """The target without eos, its tokenizer, and the arms."""
-    pair = load_pair(speculation="auto", stored_probe=False)
+    pair = load_pair(LoadOptions(speculation="auto", stored_probe=False))
     target = Target(pair.target.backbone, replace(pair.target.config, eos_ids=frozenset()))
     dflash2, mtp = pair.drafter, pair.reserve
     assert dflash2 is not None and mtp is not None
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 prompts[args.prompt],
                 tokenizer.detokenizer,  # type: ignore[attr-defined]
                 drafter=arm.drafter,
-                reserve=arm.reserve,
                 options=GenerateOptions(max_tokens=args.tokens, gate=arm.gate),
+                setup=Setup(reserve=arm.reserve),
             )
             for _ in generation:
                 pass

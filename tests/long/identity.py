@@ -24,11 +24,13 @@ from typing import Any
 
 from mlx_lm import load, stream_generate
 
-from dflash_suite.core.options import MAX_DRAFT_TOKENS, GenerateOptions
+from dflash_suite.core.decode.chat import encode_text
+from dflash_suite.core.options import MAX_DRAFT_TOKENS, GenerateOptions, LoadOptions
 from dflash_suite.core.stats import Chunk, GenerationStats
 from dflash_suite.drafters.bundled.paths import PROMPTS_FILE, ROOT
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter
-from dflash_suite.drafters.pair import Pair, encode_text, load_pair
+from dflash_suite.drafters.pair import Pair, load_pair
+from tests.kit.decoding import generate
 from tests.kit.upstream_ring import RingDrafter
 
 DRAFTERS = ("dflash", "dflash2")
@@ -137,7 +139,7 @@ def decode(pair: Pair, case: Case, block: int | None, max_tokens: int) -> tuple[
     if block is not None and pair.route.route == "mtp":
         size = {"draft_tokens": block - 1}
     options = GenerateOptions(max_tokens=max_tokens, gate=False, **size)  # type: ignore[arg-type]
-    run = pair.generate(case.prompt_ids, options)
+    run = generate(pair, case.prompt_ids, options)
     ids = [token for event in run if isinstance(event, Chunk) for token in event.token_ids]
     return ids, run.stats
 
@@ -223,7 +225,9 @@ def run(args: argparse.Namespace) -> Iterator[Tally]:
     """Every arm, as it ends."""
     pairs = {
         name: load_pair(
-            drafter=f"bundled:{name}", speculation="dflash", dtype="float32", drafter_bits=16
+            LoadOptions(
+                drafter=f"bundled:{name}", speculation="dflash", dtype="float32", drafter_bits=16
+            )
         )
         for name in DRAFTERS
     }
@@ -234,7 +238,7 @@ def run(args: argparse.Namespace) -> Iterator[Tally]:
     cases = bundled + stdlib_cases(first.tokenizer, args.stdlib, args.seed)
     tally, references = plain_arm(model, first, cases, args.max_tokens)
     yield tally
-    pairs["mtp"] = load_pair(speculation="mtp", dtype="float32")
+    pairs["mtp"] = load_pair(LoadOptions(speculation="mtp", dtype="float32"))
     for name, pair in pairs.items():
         for block in args.blocks:
             if name == "mtp" and block > MAX_DRAFT_TOKENS + 1:

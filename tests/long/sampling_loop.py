@@ -30,7 +30,7 @@ from dflash_suite.core.decode.sampling import target_probs
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.sampling_options import SamplingOptions
 from dflash_suite.core.target.target import Target
-from dflash_suite.drafters.kinds import DrafterKind
+from dflash_suite.drafters.dflash.container import DrafterKind
 from tests.core.decode.test_sampling import critical
 from tests.kit.tiny import PieceDetokenizer, make_target, prompt, with_eos
 from tests.kit.tiny_drafter import make_drafter

@@ -24,11 +24,12 @@ from pathlib import Path
 
 from dflash_suite.core.checkpoint.weight_source import read_source
 from dflash_suite.core.options import QuantizeOptions
+from dflash_suite.core.report import Report
 from dflash_suite.drafters.bundled.paths import ROOT as BUNDLED
 from dflash_suite.drafters.dflash.config import read_drafter_config
 from dflash_suite.drafters.slab.file_format import Slab
 from dflash_suite.drafters.slab.load import plan_drafter, slab_store
-from dflash_suite.drafters.slab.store import Report, temporary
+from dflash_suite.drafters.slab.store import temporary
 from dflash_suite.drafters.slab.use import SlabStore
 from tests.kit.places import ROOT, SOURCE_ROOT
 

@@ -12,7 +12,7 @@ from dflash_suite.core.cuda.backbone import FusedBackbone
 from dflash_suite.core.cuda.ops import mailbox
 from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
 from dflash_suite.core.cuda.ops.mailbox import LETTERS, WORDS, Mailbox
-from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.loop import Generation, Setup
 from dflash_suite.core.errors import OptionError
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.backbones import HybridBackbone
@@ -120,14 +120,18 @@ def test_the_loop_reads_its_tokens_there(
 ) -> None:
     target = fused_target()
     posts = [name for name in emulated.calls if "post" in name]
-    answer = Generation(target, [5, 9, 2], PieceDetokenizer(), options=SHORT, pipelined=pipelined)
+    answer = Generation(
+        target, [5, 9, 2], PieceDetokenizer(), options=SHORT, setup=Setup(pipelined=pipelined)
+    )
     for _ in answer:
         pass
     posts = [name for name in emulated.calls if "post" in name][len(posts) :]
     ids = answer.emitter.token_ids
     assert len(posts) == answer.stats.target_passes + 1 and len(ids) == 8, "and the prefill's"
     monkeypatch.setattr(FusedBackbone, "start_reading", HybridBackbone.start_reading)
-    again = Generation(target, [5, 9, 2], PieceDetokenizer(), options=SHORT, pipelined=pipelined)
+    again = Generation(
+        target, [5, 9, 2], PieceDetokenizer(), options=SHORT, setup=Setup(pipelined=pipelined)
+    )
     for _ in again:
         pass
     assert again.emitter.token_ids == ids and len({*ids}) > 3

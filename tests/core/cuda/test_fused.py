@@ -17,6 +17,7 @@ from dflash_suite.core.cuda.ops.reference_ops import OpKernels
 from dflash_suite.core.cuda.segments import Segment, split_segments
 from dflash_suite.core.errors import ExactUnavailable
 from dflash_suite.core.exact.plan import exact_base, find_plan
+from dflash_suite.core.options import LoadOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.pair import Pair, load_pair
 from tests.kit.tiny import make_target, prompt
@@ -118,7 +119,9 @@ def test_how_wide_rows_are_independent_follows_from_what_the_kernels_take(
     bundled_pairs: dict[str, Pair],
 ) -> None:
     """The bundled target's a and b have 4 outputs each: they count as much as the wide ones."""
-    model = load_pair(speculation="none", dtype="bfloat16", exact=False).target.backbone.model
+    model = load_pair(
+        LoadOptions(speculation="none", dtype="bfloat16", exact=False)
+    ).target.backbone.model
     target = Target(
         FusedBackbone(model, CudaKernels(), traced_once), bundled_pairs["dflash"].target.config
     )

@@ -9,9 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from dflash_suite.core.decode.chat import encode_text
 from dflash_suite.core.decode.drafter import TargetRows
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter
-from dflash_suite.drafters.pair import Pair, encode_text
+from dflash_suite.drafters.pair import Pair
 from tests.kit.tiny_drafter import Recorder
 from tests.long.identity import (
     DRAFTERS,

@@ -21,6 +21,7 @@ from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.stats import Chunk, Event, Finished, PrefillProgress
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.pair import Pair
+from tests.kit.decoding import generate
 from tests.kit.scripted import (
     Policy,
     ScriptedDrafter,
@@ -637,7 +638,7 @@ def test_the_real_pair_streams_the_plain_text(
     bundled_pair: Pair, plain_reference: Callable[[list[int], int], list[int]]
 ) -> None:
     """ids as stock mlx-lm's; the streamed text is the decoded text, its first indentation too."""
-    run = bundled_pair.generate("def fibonacci(n):\n", GenerateOptions(max_tokens=40, gate=False))
+    run = generate(bundled_pair, "def fibonacci(n):\n", GenerateOptions(max_tokens=40, gate=False))
     text = "".join(chunk.text for chunk in finish(run))
     ids = run.emitter.token_ids
     assert ids == plain_reference(run.prompt_ids, 40)

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.loop import Generation, Setup
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.target import Target
 from tests.kit.tiny import PieceDetokenizer, assert_varied, make_target, prompt, with_eos
@@ -18,7 +18,7 @@ PROMPT = prompt(9)
 def decode(target: Target, pipelined: bool, tokens: int = 70) -> Generation:
     options = GenerateOptions(max_tokens=tokens)
     generation = Generation(
-        target, PROMPT, PieceDetokenizer(), options=options, pipelined=pipelined
+        target, PROMPT, PieceDetokenizer(), options=options, setup=Setup(pipelined=pipelined)
     )
     for _ in generation:
         pass
@@ -59,7 +59,7 @@ def test_a_pass_past_eos_is_taken_back() -> None:
 
 def test_closing_between_events_takes_the_queued_pass_back() -> None:
     target = make_target("hybrid")
-    generation = Generation(target, PROMPT, PieceDetokenizer(), pipelined=True)
+    generation = Generation(target, PROMPT, PieceDetokenizer(), setup=Setup(pipelined=True))
     events = iter(generation)
     for _ in range(8):
         next(events)

@@ -15,7 +15,7 @@ import pytest
 from dflash_suite.core.decode.contexts import BACKLOG_ROWS
 from dflash_suite.core.decode.drafter import Drafter
 from dflash_suite.core.decode.gate import PLAIN, FixedRoute, GateSettings
-from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.loop import Generation, Setup
 from dflash_suite.core.options import GenerateOptions, MtpHidden
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
@@ -95,9 +95,8 @@ def run(
         prompt(11),
         PieceDetokenizer(),
         drafter=drafters[0],
-        reserve=drafters[1],
         options=GenerateOptions(max_tokens=tokens),
-        picker=picker,
+        setup=Setup(reserve=drafters[1], picker=picker),
     )
     for _ in generation:
         pass
@@ -243,9 +242,8 @@ def test_random_routes_on_the_bundled_pair(
             record["prompt_ids"],
             pair.tokenizer.detokenizer,
             drafter=pair.drafter,
-            reserve=bundled_mtp,
             options=GenerateOptions(max_tokens=60),
-            picker=picker,
+            setup=Setup(reserve=bundled_mtp, picker=picker),
         )
         for _ in generation:
             pass
@@ -271,9 +269,8 @@ def test_a_second_drafter_alive_changes_no_context(
             prompt(50),
             PieceDetokenizer(),
             drafter=drafter,
-            reserve=reserve,
             options=GenerateOptions(max_tokens=20, prefill_step_size=7),
-            picker=FixedRoute(route),
+            setup=Setup(reserve=reserve, picker=FixedRoute(route)),
         )
         for _ in generation:
             pass
@@ -294,8 +291,8 @@ def test_the_gate_on_a_real_clock_changes_no_id(
         record["prompt_ids"],
         bundled_pair.tokenizer.detokenizer,
         drafter=bundled_pair.drafter,
-        reserve=bundled_mtp,
         options=GenerateOptions(max_tokens=120),
+        setup=Setup(reserve=bundled_mtp),
     )
     for _ in generation:
         pass

@@ -15,7 +15,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
 from dflash_suite.cli.options.sampling import parse_logit_bias
-from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.loop import Generation, Setup
 from dflash_suite.core.decode.sampling import Proposal, accept_or_resample, draw, target_probs
 from dflash_suite.core.errors import OptionError
 from dflash_suite.core.options import GenerateOptions
@@ -23,6 +23,7 @@ from dflash_suite.core.sampling_options import SamplingOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
 from dflash_suite.drafters.pair import Pair
+from tests.kit.decoding import generate
 from tests.kit.scripted import ScriptedDrafter, all_right, all_wrong
 from tests.kit.tiny import PieceDetokenizer, as_ids, make_target, prompt
 
@@ -251,7 +252,7 @@ def test_processors_see_what_plain_decoding_shows_them() -> None:
         PieceDetokenizer(None),
         drafter=ScriptedDrafter(all_right(), continuation, len(ids)),
         options=GenerateOptions(max_tokens=20, gate=False),
-        processors=[recorder],
+        setup=Setup(processors=[recorder]),
     )
     assert sum(1 for _ in run) > 0
     whole = [*ids, *continuation]
@@ -269,14 +270,16 @@ def test_a_forbidden_token_that_the_drafter_loves_is_never_emitted(bundled_pair:
         SamplingOptions(temperature=0.8, seed=4, logit_bias=bias),
     ):
         options = GenerateOptions(max_tokens=16, block_size=4, gate=False, sampling=sampling)
-        run = bundled_pair.generate(ids, options)
+        run = generate(bundled_pair, ids, options)
         assert sum(1 for _ in run) > 0
         assert run.stats.rounds > 0 and loved not in run.emitter.token_ids
 
 
 def plain_ids(pair: Pair, ids: Sequence[int], sampling: SamplingOptions) -> list[int]:
-    run = replace(pair, drafter=None, reserve=None).generate(
-        ids, GenerateOptions(max_tokens=1, sampling=sampling)
+    run = generate(
+        replace(pair, drafter=None, reserve=None),
+        ids,
+        GenerateOptions(max_tokens=1, sampling=sampling),
     )
     assert sum(1 for _ in run) > 0
     return run.emitter.token_ids
@@ -292,7 +295,7 @@ def test_a_seed_repeats_exactly(
     ids, found = pair.tokenizer.encode("def fibonacci(n):\n"), []
     for seed in (3, 3, 4):
         sampling = SamplingOptions(temperature=1.0, top_k=50, seed=seed)
-        run = pair.generate(ids, GenerateOptions(max_tokens=16, sampling=sampling))
+        run = generate(pair, ids, GenerateOptions(max_tokens=16, sampling=sampling))
         assert sum(1 for _ in run) > 0
         assert run.stats.plain_steps == 0 and 0 < run.stats.accepted < run.stats.drafted
         found.append(run.emitter.token_ids)

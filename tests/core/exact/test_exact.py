@@ -10,15 +10,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from dflash_suite.core.block import Block, limit_block
 from dflash_suite.core.cache.fixed import FixedKVCache
 from dflash_suite.core.decode.drafter import Drafter
-from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.loop import Generation, Setup
 from dflash_suite.core.errors import CacheError, ExactUnavailable, OptionError, RollbackError
 from dflash_suite.core.exact.plan import ExactPlan, ExactTarget, exact_width, find_plan
-from dflash_suite.core.options import Block, GenerateOptions, limit_block
+from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.target import Target
+from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.engine import Engine, Request
-from dflash_suite.drafters.kinds import DrafterKind
 from dflash_suite.drafters.pair import Pair
 from tests.kit.families import CONFIGS, SLIDING, load_family, save_family
 from tests.kit.planted import Fault, Rescaled, plant, planted_target
@@ -314,9 +315,11 @@ def test_every_pass_and_every_head_has_the_width(block: int | None) -> None:
 
 def test_no_pass_is_queued_ahead() -> None:
     target = ExactTarget(make_target(), PADDED)
-    run = Generation(target, prompt(5), PieceDetokenizer(), pipelined=True)
+    run = Generation(target, prompt(5), PieceDetokenizer(), setup=Setup(pipelined=True))
     assert not run.pipelined
-    assert Generation(make_target(), prompt(5), PieceDetokenizer(), pipelined=True).pipelined
+    assert Generation(
+        make_target(), prompt(5), PieceDetokenizer(), setup=Setup(pipelined=True)
+    ).pipelined
 
 
 def test_the_caller_never_sees_the_padding() -> None:

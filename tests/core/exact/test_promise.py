@@ -10,19 +10,20 @@ import pytest
 
 from dflash_suite.core.bench.identity import Difference, Identity
 from dflash_suite.core.checkpoint.target_config import read_target_config
+from dflash_suite.core.decode.chat import encode_text
 from dflash_suite.core.decode.drafter import Drafter
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.exact.agreement import blocks_agree
 from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
 from dflash_suite.core.exact.promise import Promise, keep_exact
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import GenerateOptions, LoadOptions
 from dflash_suite.core.probe_store import StoredProbe, probe_key, save_probe
 from dflash_suite.core.sampling_options import SamplingOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters import pair as pairs
 from dflash_suite.drafters.engine import Request, from_pair
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
-from dflash_suite.drafters.pair import Pair, encode_text
+from dflash_suite.drafters.pair import Pair
 from tests.kit.planted import Fault, plant, planted_target
 from tests.kit.scripted import ScriptedDrafter, all_right
 from tests.kit.tiny import PieceDetokenizer, Precision, make_target, prompt, save_checkpoint
@@ -226,7 +227,7 @@ def test_a_plan_off_the_cpu_queues_plain_steps_of_the_suites_kernels_alone(
 
 @pytest.fixture(scope="module")
 def exact_pair() -> Pair:
-    return pairs.load_pair(dtype="float32", exact=True, stored_probe=False)
+    return pairs.load_pair(LoadOptions(dtype="float32", exact=True, stored_probe=False))
 
 
 def test_the_bundled_pair_is_exact_as_it_is(exact_pair: Pair) -> None:
@@ -242,7 +243,7 @@ def test_padded_passes_of_the_bundled_pair(
 ) -> None:
     """On a device that is planted: rows follow the width, attention the number of keys."""
     tokenizer = bundled_pairs["dflash"].tokenizer
-    loaded = pairs.load_pair(speculation="none", dtype="float32", exact=False)
+    loaded = pairs.load_pair(LoadOptions(speculation="none", dtype="float32", exact=False))
     target = ExactTarget(plant(loaded.target, "width and keys"), ExactPlan(width, pads=True))
     ids = encode_text(tokenizer, CODE)
 

@@ -28,14 +28,13 @@ from dflash_suite.core.errors import (
     UnsupportedModel,
 )
 from dflash_suite.core.loading.load import (
-    DTYPE_NAMES,
     LoadedTarget,
     load_target,
     open_target,
     resolve_directory,
     resolve_dtype,
 )
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import DTYPE_NAMES, GenerateOptions
 from dflash_suite.core.target.backbones import PlainBackbone
 from dflash_suite.core.target.families import FAMILIES
 from tests.kit.scripted import ScriptedDrafter, mixed

@@ -21,7 +21,7 @@ from dflash_suite.cli.text.bench import rich_table
 from dflash_suite.cli.text.probe import tables, verdicts
 from dflash_suite.core.exact import plan as exact
 from dflash_suite.core.exact.plan import find_plan
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import GenerateOptions, LoadOptions
 from dflash_suite.core.probe_store import load_probe, probe_directory, probe_key
 from dflash_suite.core.target.target import Target
 from dflash_suite.doctor.probe import measure as module
@@ -251,7 +251,7 @@ def test_the_bundled_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over its own prompts; both drafters' answers are right, and the next start is told."""
     monkeypatch.setattr(module, "find_plan", partial(find_plan, contexts=(8,), tokens=4))
     quick = ProbeOptions((8,), (1, 2, 3), 4, repeats=1, prompts=2, max_tokens=8)
-    pair = load_pair(dtype="float32", drafter_bits=16, exact=False)
+    pair = load_pair(LoadOptions(dtype="float32", drafter_bits=16, exact=False))
     report = probe_pair(pair, bundled_target=True, options=quick)
     assert [draft.name for draft in report.drafts] == ["dflash2", "mtp"]
     assert [max(draft.profiles) for draft in report.drafts] == [3, 3]
@@ -269,7 +269,9 @@ def test_the_bundled_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def later_block() -> int:
     """The block of a later start with the bundled pair."""
-    pair = load_pair(speculation="dflash", dtype="float32", drafter_bits=16, exact=False)
+    pair = load_pair(
+        LoadOptions(speculation="dflash", dtype="float32", drafter_bits=16, exact=False)
+    )
     assert pair.drafter is not None
     return pair.drafter.block(GenerateOptions()).effective
 

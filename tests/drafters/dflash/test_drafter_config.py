@@ -10,7 +10,7 @@ import pytest
 
 from dflash_suite.core.errors import ConfigError, ModelNotFound, UnsupportedModel
 from dflash_suite.drafters.dflash.config import DrafterConfig, read_drafter_config
-from dflash_suite.drafters.kinds import DrafterKind
+from dflash_suite.drafters.dflash.container import DrafterKind
 from tests.kit.tiny_drafter import ABSENT, NESTED_KEYS, raw_drafter, write_config
 
 REQUIRED_V1 = (

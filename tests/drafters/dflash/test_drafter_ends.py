@@ -16,7 +16,7 @@ from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.stats import Chunk
 from dflash_suite.core.target.families import FAMILIES
 from dflash_suite.core.target.target import Target
-from dflash_suite.drafters.kinds import DrafterKind
+from dflash_suite.drafters.dflash.container import DrafterKind
 from tests.kit.naive_drafter import NaiveDrafter, as_float64
 from tests.kit.tiny import (
     GROUP_SIZE,

@@ -10,10 +10,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter
 from dflash_suite.drafters.dflash.layers import GroupedDynamicConv, make_rope, normed
-from dflash_suite.drafters.kinds import DrafterKind
-from dflash_suite.drafters.pair import drafter_dtype
+from dflash_suite.drafters.dtype import drafter_dtype
 from tests.kit.naive_drafter import NaiveDrafter, as_float64, convolve, rms_norm
 from tests.kit.tiny import HIDDEN, as_ids
 from tests.kit.tiny_drafter import (

@@ -10,12 +10,12 @@ import mlx.core as mx
 import pytest
 
 from dflash_suite.core.decode.loop import Generation
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import GenerateOptions, LoadOptions
 from dflash_suite.drafters.dflash.config import read_drafter_config
+from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter
 from dflash_suite.drafters.dflash.load import load_drafter
 from dflash_suite.drafters.dflash.packed import PackedEmbedding, PackedLinear
-from dflash_suite.drafters.kinds import DrafterKind
 from dflash_suite.drafters.pair import load_pair
 from tests.kit.families import save_family
 from tests.kit.tiny import (
@@ -173,7 +173,11 @@ def test_gemmas_cap_is_applied_once_and_its_embedding_is_scaled(tmp_path: Path) 
     save_family(tmp_path / "target", "gemma4")
     raw = raw_drafter("dflash") | {"final_logit_softcapping": 30.0}
     save_drafter(tmp_path / "drafter", raw)
-    pair = load_pair(str(tmp_path / "target"), str(tmp_path / "drafter"), "dflash")
+    pair = load_pair(
+        LoadOptions(
+            model=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"), speculation="dflash"
+        )
+    )
     target, drafter = pair.target, pair.drafter
     assert isinstance(drafter, DFlashDrafter)
     hidden = 9 * mx.random.normal((1, 4, HIDDEN), key=mx.random.key(2))
@@ -218,7 +222,11 @@ def test_pairs_of_directories_decode_the_targets_own_ids(tmp_path: Path, name: s
         raw["quantization"] = AFFINE
         tensors, _ = pack(tensors, AFFINE)
     save_drafter(tmp_path / "drafter", raw, tensors, "dflash_draft_model.safetensors")
-    pair = load_pair(str(tmp_path / "target"), str(tmp_path / "drafter"), "dflash")
+    pair = load_pair(
+        LoadOptions(
+            model=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"), speculation="dflash"
+        )
+    )
     assert pair.route.route == kind and pair.drafter is not None
     ids = prompt(20)
     options = GenerateOptions(max_tokens=40, block_size=BLOCK, gate=False)
@@ -240,14 +248,24 @@ def test_a_bad_drafter_is_refused_before_the_target_is_loaded(tmp_path: Path) ->
     del tensors["fc.weight"]
     save_drafter(tmp_path / "drafter", raw, tensors)
     with pytest.raises(Exception, match=r"1 missing: fc\.weight"):
-        load_pair(str(tmp_path / "target"), str(tmp_path / "drafter"), "dflash")
+        load_pair(
+            LoadOptions(
+                model=str(tmp_path / "target"),
+                drafter=str(tmp_path / "drafter"),
+                speculation="dflash",
+            )
+        )
 
 
 def test_a_tap_on_the_last_layer_is_legal(tmp_path: Path) -> None:
     """A4: its output before the final norm; one more is out of range, and the message says why."""
     save_family(tmp_path / "target", "qwen3")
     save_drafter(tmp_path / "drafter", raw_drafter("dflash", target_layer_ids=[1, 3]))
-    pair = load_pair(str(tmp_path / "target"), str(tmp_path / "drafter"), "dflash")
+    pair = load_pair(
+        LoadOptions(
+            model=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"), speculation="dflash"
+        )
+    )
     ids = mx.array([prompt(7)])
     cache = pair.target.make_cache()
     result = pair.target.forward_with_taps(ids, cache, (1, 3))
@@ -256,7 +274,13 @@ def test_a_tap_on_the_last_layer_is_legal(tmp_path: Path) -> None:
     assert mx.array_equal(pair.target.backbone.body.norm(last), result.hidden)
     save_drafter(tmp_path / "above", raw_drafter("dflash", target_layer_ids=[1, 4]))
     with pytest.raises(Exception, match="count from 0; an export that counts from 1"):
-        load_pair(str(tmp_path / "target"), str(tmp_path / "above"), "dflash")
+        load_pair(
+            LoadOptions(
+                model=str(tmp_path / "target"),
+                drafter=str(tmp_path / "above"),
+                speculation="dflash",
+            )
+        )
 
 
 def test_a_padded_vocabulary_is_a_mismatch_and_no_id_map(tmp_path: Path) -> None:
@@ -265,6 +289,12 @@ def test_a_padded_vocabulary_is_a_mismatch_and_no_id_map(tmp_path: Path) -> None
     raw = raw_drafter("dflash", mask_token_id=499) | {"vocab_size": 500}
     save_drafter(tmp_path / "drafter", raw)
     with pytest.raises(Exception, match="drafter vocab 500 != target 512"):
-        load_pair(str(tmp_path / "target"), str(tmp_path / "drafter"), "dflash")
+        load_pair(
+            LoadOptions(
+                model=str(tmp_path / "target"),
+                drafter=str(tmp_path / "drafter"),
+                speculation="dflash",
+            )
+        )
     assert json.loads((tmp_path / "drafter" / "config.json").read_text())["vocab_size"] == 500
     assert make_drafter(tmp_path / "other").config.vocab_size == 512

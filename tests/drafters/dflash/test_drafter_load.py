@@ -16,9 +16,9 @@ from dflash_suite.core.errors import ConfigError, TensorError
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.stats import Chunk
 from dflash_suite.drafters.dflash.config import read_drafter_config
+from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter
 from dflash_suite.drafters.dflash.load import load_drafter
-from dflash_suite.drafters.kinds import DrafterKind
 from tests.kit.tiny import PieceDetokenizer, as_ids, make_target, prompt, stock_greedy
 from tests.kit.tiny_drafter import (
     make_drafter,

@@ -21,11 +21,12 @@ from dflash_suite.core.errors import (
     TensorError,
     UnsupportedModel,
 )
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import GenerateOptions, LoadOptions
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
 from dflash_suite.drafters.mtp.find import absence, find_head, is_head_folder, open_folder
 from dflash_suite.drafters.mtp.load import load_head
 from dflash_suite.drafters.pair import load_pair
+from tests.kit.decoding import generate
 from tests.kit.families import save_family
 from tests.kit.naive_drafter import as_float64
 from tests.kit.naive_mtp import NaiveHead
@@ -177,7 +178,7 @@ def test_a_head_that_conversion_dropped_is_missed_by_name(tmp_path: Path) -> Non
     assert find_head(read_target_config(tmp_path / "hf")) is not None
     convert(str(tmp_path / "hf"), str(tmp_path / "mlx"))
     with pytest.raises(RouteUnavailable, match="conversion drops them"):
-        load_pair(str(tmp_path / "mlx"), None, "mtp")
+        load_pair(LoadOptions(model=str(tmp_path / "mlx"), speculation="mtp"))
 
 
 def test_the_config_is_not_believed(tmp_path: Path) -> None:
@@ -316,9 +317,9 @@ def test_every_family_decodes_with_its_head(
     save_family(tmp_path, family, **changes)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     mx.save_safetensors(str(tmp_path / file), prefixed(head_tensors(layout, hf=hf)))
-    pair = load_pair(str(tmp_path), None, "mtp", exact=False)
+    pair = load_pair(LoadOptions(model=str(tmp_path), speculation="mtp", exact=False))
     ids = prompt(9)
-    run = pair.generate(ids, GenerateOptions(max_tokens=24, gate=False))
+    run = generate(pair, ids, GenerateOptions(max_tokens=24, gate=False))
     for _ in run:
         pass
     plain = stock_greedy(pair.target.backbone.model, ids, 24)

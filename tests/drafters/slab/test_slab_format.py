@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from dflash_suite.core.checkpoint.safetensors_headers import read_header
 from dflash_suite.core.errors import SlabError, TensorError
-from dflash_suite.drafters.kinds import DrafterKind
+from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.slab import build as slab_build
 from dflash_suite.drafters.slab.file_format import ALIGNMENT_BYTES, Slab, open_slab
 from tests.kit.slabs import half_tensors, plan_of, same_bits, save_half, use

@@ -13,10 +13,11 @@ import pytest
 
 from dflash_suite.core.errors import OutputExists
 from dflash_suite.core.options import QuantizeOptions
+from dflash_suite.core.report import Report
 from dflash_suite.drafters.quantize import quantize_drafter
 from dflash_suite.drafters.slab.export import exported_config
 from dflash_suite.drafters.slab.listing import SlabEntry, list_slabs, prune_slabs
-from dflash_suite.drafters.slab.store import Report, slab_directory, temporary
+from dflash_suite.drafters.slab.store import slab_directory, temporary
 from tests.kit.slabs import plan_of, same_bits, save_half, use
 
 

@@ -13,7 +13,8 @@ import pytest
 from dflash_suite.core.checkpoint import safetensors_headers as safetensors
 from dflash_suite.core.errors import OptionError, TensorError
 from dflash_suite.core.loading.load import LoadedTarget
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import GenerateOptions, LoadOptions
+from dflash_suite.core.report import Report
 from dflash_suite.drafters.bundled.paths import ROOT
 from dflash_suite.drafters.dflash.config import read_drafter_config
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter
@@ -21,8 +22,8 @@ from dflash_suite.drafters.dflash.load import load_drafter
 from dflash_suite.drafters.pair import Pair, load_pair
 from dflash_suite.drafters.slab import use as slab_use
 from dflash_suite.drafters.slab.load import load_drafter_at
-from dflash_suite.drafters.slab.store import Report
 from tests.conftest import PlainReference
+from tests.kit.decoding import generate
 from tests.kit.slabs import counted_quantize, save_half
 from tests.kit.tiny_drafter import observe_taps, random_ends, tap_rows
 
@@ -130,7 +131,9 @@ def test_other_widths_are_usage_errors(tmp_path: Path) -> None:
 
 def test_a_second_start_reads_the_source_s_header_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the checks before the big load and for the slab's key alike, and nothing is packed."""
-    load_pair(drafter="bundled:dflash2", speculation="dflash", drafter_bits=4, exact=False)
+    load_pair(
+        LoadOptions(drafter="bundled:dflash2", speculation="dflash", drafter_bits=4, exact=False)
+    )
     opened: list[Path] = []
     read = safetensors.read_header_block
 
@@ -140,7 +143,11 @@ def test_a_second_start_reads_the_source_s_header_once(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(safetensors, "read_header_block", counting)
     with counted_quantize() as calls:
-        load_pair(drafter="bundled:dflash2", speculation="dflash", drafter_bits=4, exact=False)
+        load_pair(
+            LoadOptions(
+                drafter="bundled:dflash2", speculation="dflash", drafter_bits=4, exact=False
+            )
+        )
     assert calls.count == 0
     drafter = ROOT / "dflash2" / "model.safetensors"
     assert [file for file in opened if file == drafter] == [drafter]
@@ -161,16 +168,18 @@ def test_ids_do_not_depend_on_the_drafter_s_bits(
         pair = bundled_pairs[name]
         if bits < 16:
             pair = load_pair(
-                drafter=f"bundled:{name}",
-                speculation="dflash",
-                dtype="float32",
-                drafter_bits=bits,
-                exact=False,
+                LoadOptions(
+                    drafter=f"bundled:{name}",
+                    speculation="dflash",
+                    dtype="float32",
+                    drafter_bits=bits,
+                    exact=False,
+                )
             )
         accepted[bits] = 0
         for line in bundled_prompts[:1]:
-            generation = pair.generate(
-                line["prompt_ids"], GenerateOptions(max_tokens=32, gate=False)
+            generation = generate(
+                pair, line["prompt_ids"], GenerateOptions(max_tokens=32, gate=False)
             )
             for _ in generation:
                 pass

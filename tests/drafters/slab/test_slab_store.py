@@ -16,10 +16,11 @@ import pytest
 from dflash_suite.core.checkpoint.safetensors_headers import read_header
 from dflash_suite.core.errors import SlabWriteError, TensorError
 from dflash_suite.core.options import QuantizeOptions
+from dflash_suite.core.report import Report
 from dflash_suite.core.settings import cache_directory
 from dflash_suite.drafters.bundled.paths import ROOT
 from dflash_suite.drafters.slab.file_format import Slab, open_slab
-from dflash_suite.drafters.slab.store import Report, slab_places, sweep, temporary
+from dflash_suite.drafters.slab.store import slab_places, sweep, temporary
 from dflash_suite.drafters.slab.use import SlabStore
 from tests.kit.slabs import plan_of, same_bits, save_half, use
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.errors import ConfigError, UnsupportedModel
+from ...core.errors import ConfigError, UnsupportedModel
 
 DrafterKind = Literal["dflash", "dflash2"]
 

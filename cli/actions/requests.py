@@ -16,7 +16,7 @@ from ...core.sampling_options import SamplingOptions
 if TYPE_CHECKING:
     from ...drafters.engine import Engine, Request
 
-SCHEMA = "dflash.result/1"
+SCHEMA = "dflash.result/2"
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingOptions))
 REQUEST_FIELDS = (
     "id", "prompt", "messages", "max_tokens", "stop", "speculation", "block_size", "draft_tokens",
@@ -54,16 +54,7 @@ def answer(
         done = engine.complete(_request(fields, defaults, speculation))
     except DflashError as exc:
         return {**result, "error": {"type": type(exc).__name__, "message": str(exc)}}
-    return {
-        **result,
-        "text": done.text,
-        "token_ids": done.token_ids,
-        "finish_reason": done.finish_reason,
-        "prompt_tokens": done.stats.prompt_tokens,
-        "speculation": done.route.to_dict(),
-        "identity": done.identity,
-        "stats": done.stats.to_dict(),
-    }
+    return {**result, **done.to_dict()}
 
 
 def _lines(source: str) -> Iterator[str]:
@@ -170,9 +161,10 @@ def _sampling(fields: Mapping[str, Any], defaults: SamplingOptions) -> SamplingO
 def _bias(value: object) -> tuple[tuple[int, float], ...]:
     """{"token id": addend} as pairs."""
     try:
-        assert isinstance(value, dict)
-        return tuple((int(token), float(bias)) for token, bias in value.items())
-    except (AssertionError, TypeError, ValueError):
+        if isinstance(value, dict):
+            return tuple((int(token), float(bias)) for token, bias in value.items())
+        raise TypeError
+    except (TypeError, ValueError):
         raise OptionError(
             f"logit_bias is {value!r}, expected an object of token ids and numbers"
         ) from None

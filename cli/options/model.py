@@ -1,19 +1,12 @@
-"""Options that commands share; defaults come from the frozen dataclasses in core."""
+"""Options that say what is loaded, and how it runs; defaults come from core/options.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...core.options import (
-    DEFAULT_DRAFT_TOKENS,
-    KERNELS_VALUES,
-    MAX_DRAFT_TOKENS,
-    MTP_HIDDEN_VALUES,
-    SPECULATION_VALUES,
-)
+from ...core.options import KERNELS_VALUES, MTP_HIDDEN_VALUES, SPECULATION_VALUES
 
 ModelOption = Annotated[
     str | None,
@@ -58,57 +51,6 @@ DrafterBitsOption = Annotated[
         show_default=False,
     ),
 ]
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        metavar="auto|float32|bfloat16|float16",
-        help="Compute precision. auto: float32 on the CPU, the checkpoint's own elsewhere.",
-    ),
-]
-KernelsOption = Annotated[
-    str,
-    typer.Option(
-        "--kernels",
-        metavar="|".join(KERNELS_VALUES),
-        help="fused: the suite's own CUDA kernels, for hybrid targets in bfloat16 or 4 bits; auto: "
-        "those where they fit; stock: MLX's own.",
-    ),
-]
-BlockSizeOption = Annotated[
-    int | None,
-    typer.Option(
-        "--block-size",
-        min=2,
-        metavar="ROWS",
-        help="Rows a verify pass: the last token and ROWS - 1 drafts. DFlash alone. Default: that "
-        "of a stored probe, else min(trained, 7).",
-        show_default=False,
-    ),
-]
-ReasoningOption = Annotated[
-    str | None,
-    typer.Option(
-        "--reasoning",
-        metavar="on|off|low|medium|high|xhigh",
-        help="How much to reason before the answer, through the variable that the model's chat "
-        "template has for it; an error where it has none. Omitted: the template's default.",
-        show_default=False,
-    ),
-]
-DraftTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-tokens",
-        "-k",
-        min=1,
-        max=MAX_DRAFT_TOKENS,
-        metavar="K",
-        help="Drafts a round of the MTP head. Default: those of a stored probe, else "
-        f"{DEFAULT_DRAFT_TOKENS}.",
-        show_default=False,
-    ),
-]
 MtpOption = Annotated[
     str | None,
     typer.Option(
@@ -126,11 +68,21 @@ MtpHiddenOption = Annotated[
         help="Hidden rows that feed the MTP head: after or before the target's final norm.",
     ),
 ]
-GateOption = Annotated[
-    bool,
+DtypeOption = Annotated[
+    str,
     typer.Option(
-        "--gate/--no-gate",
-        help="Leave a drafter that costs more time than it saves, and try it again later.",
+        "--dtype",
+        metavar="auto|float32|bfloat16|float16",
+        help="Compute precision. auto: float32 on the CPU, the checkpoint's own elsewhere.",
+    ),
+]
+KernelsOption = Annotated[
+    str,
+    typer.Option(
+        "--kernels",
+        metavar="|".join(KERNELS_VALUES),
+        help="fused: the suite's own CUDA kernels, for hybrid targets in bfloat16 or 4 bits; auto: "
+        "those where they fit; stock: MLX's own.",
     ),
 ]
 StoredProbeOption = Annotated[
@@ -147,26 +99,6 @@ ExactOption = Annotated[
         help="Run the target so that a row's bits depend on its own past alone, measured on this "
         "device; exit 1 where nothing gives that. Default: as it is, with a short check on the "
         "CPU, or by a stored plan that costs next to nothing.",
-        show_default=False,
-    ),
-]
-RequestsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--requests",
-        metavar="FILE|-",
-        help="Answer a JSON object a line (prompt or messages, max_tokens, speculation, ...), one "
-        "JSON result a line, in order; a bad line is answered by an error. Exit 1 if one was.",
-        show_default=False,
-    ),
-]
-PromptFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompt-file",
-        "-f",
-        metavar="FILE",
-        help="Read the prompt from a UTF-8 file.",
         show_default=False,
     ),
 ]

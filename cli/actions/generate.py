@@ -1,0 +1,145 @@
+"""One prompt answered: text on stdout, everything else on stderr; or a file of requests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from ...core.errors import OptionError
+from ...core.options import GenerateOptions, LoadOptions
+from ...core.stats import Chunk, PrefillProgress
+from ..input.prompt import PromptInput, encode_prompt, read_prompt
+from ..text.footer import format_accept_profile, format_footer, format_phases, print_note
+from ..text.progress import Progress
+from .exit_codes import CANCELLED_EXIT_CODE
+
+if TYPE_CHECKING:
+    from ...core.decode.loop import Generation
+    from ...drafters.engine import Completion, Engine
+
+SCHEMA = "dflash.generate/1"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is shown of an answer beside its text.
+
+    stats: acceptance by draft position too; as_json: a document in place of the text; quiet:
+    nothing on stderr but errors.
+    """
+
+    stats: bool = False
+    as_json: bool = False
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """One call of `dflash generate`."""
+
+    loading: LoadOptions
+    options: GenerateOptions
+    asked: PromptInput
+    shown: Shown
+
+
+def run_generate(call: GenerateCall) -> None:
+    """Load, answer, and show. Raises typer.Exit with the exit code where it is not 0."""
+    asked, quiet = call.asked, call.shown.quiet
+    if asked.requests is not None and (asked.prompt is not None or asked.file is not None):
+        raise OptionError("--requests brings its own prompts; give no other one")
+    source = None
+    if asked.requests is None:
+        source = read_prompt(asked.prompt, asked.file, patient=call.loading.model is not None)
+        if source.note and not quiet:
+            print_note(source.note)
+    progress = Progress(enabled=not quiet)
+    engine = _load(call, progress)
+    if source is None:
+        from .requests import serve
+
+        if serve(engine, str(asked.requests), call.options, call.loading.speculation):
+            raise typer.Exit(1)
+        return
+    ids = encode_prompt(engine.tokenizer, source.text, asked)
+    done, cancelled = _answer(engine, ids, call, progress)
+    if call.shown.as_json:
+        print(json.dumps({"schema": SCHEMA, **done.to_dict()}, ensure_ascii=False))
+    elif not quiet:
+        _print_footer(done, call)
+    if cancelled:
+        raise typer.Exit(CANCELLED_EXIT_CODE)
+
+
+def _load(call: GenerateCall, progress: Progress) -> Engine:
+    quiet = call.shown.quiet
+    with progress:
+        from ...drafters.engine import from_pair
+        from ...drafters.pair import load_pair
+
+        pair = load_pair(call.loading, progress.report(notes=not quiet), call.options)
+    for note in () if quiet else pair.target.config.repairs.notes:
+        print_note(note)
+    # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    return from_pair(pair, call.options.prefill_step_size)
+
+
+def _answer(
+    engine: Engine, ids: list[int], call: GenerateCall, progress: Progress
+) -> tuple[Completion, bool]:
+    """(the finished request, whether Ctrl-C ended it)."""
+    from ...drafters.engine import make_request
+
+    speculation = call.loading.speculation
+    request = make_request(call.options, speculation, prompt=ids, reuse=False)
+    generation, route = engine.start(request)
+    text, cancelled = _run(generation, progress, echo=not call.shown.as_json)
+    return engine.completion(generation, route, text), cancelled
+
+
+def _run(generation: Generation, progress: Progress, *, echo: bool) -> tuple[str, bool]:
+    """(text, whether Ctrl-C ended it); the text is written as it comes where `echo`."""
+    pieces: list[str] = []
+
+    def put(text: str) -> None:
+        pieces.append(text)
+        if echo and text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    if hasattr(sys.stdout, "reconfigure"):  # never fail on a terminal that is not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
+    cancelled = False
+    try:
+        with progress:
+            for event in generation:
+                if isinstance(event, PrefillProgress):
+                    progress.prefill(event.done, event.total)
+                elif isinstance(event, Chunk):
+                    progress.stop()
+                    put(event.text)
+    except KeyboardInterrupt:
+        cancelled = True
+        put(generation.emitter.flush())
+    if echo:
+        put("" if "".join(pieces[-1:]).endswith("\n") else "\n")
+    return "".join(pieces), cancelled
+
+
+def _print_footer(done: Completion, call: GenerateCall) -> None:
+    said = done.identity
+    note = "" if said is None else f"identity with plain decoding: {said}"
+    bits = f", {done.drafter_bits}-bit drafter" if done.drafter_bits else ""
+    print_note(format_footer(done.route, done.stats, done.block.describe() + bits, note))
+    for ignored in done.route.notes(call.options, call.loading):
+        print_note(ignored)
+    if call.shown.stats:
+        print_note(format_accept_profile(done.stats))
+    if done.stats.phase_sec:
+        print_note(format_phases(done.stats))

@@ -1,0 +1,24 @@
+"""Options that say what is shown, and where."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="One JSON document on stdout instead of text."),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Nothing on stderr but errors."),
+]
+StatsOption = Annotated[
+    bool,
+    typer.Option("--stats", help="Also show acceptance by draft position."),
+]
+ShowSettingsOption = Annotated[
+    bool,
+    typer.Option("--show-settings", help="Show each setting, where it comes from, and stop."),
+]
