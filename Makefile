@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 # On Linux mlx needs a backend: EXTRAS=cpu (default) or EXTRAS=cuda. On a Mac mlx brings Metal.
 EXTRAS ?= cpu
 
-.PHONY: demo test install lint types identity clean
+.PHONY: demo test install lint types identity long clean
 demo: install
 	$(BIN)/dflash generate --max-tokens 96 --stats --no-gate --no-stored-probe
 	$(BIN)/dflash generate --speculation dflash --max-tokens 64 --no-gate --no-stored-probe
 	$(BIN)/dflash generate --speculation mtp --max-tokens 64 --no-gate --no-stored-probe
 
 test: install lint types
-	$(BIN)/python tests/run.py -q
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -23,6 +23,9 @@ types: install
 
 identity: install
 	$(BIN)/python -m tests.long.identity
+
+long: install
+	$(BIN)/python -m tests.long
 
 install: $(VENV)/.installed
 

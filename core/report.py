@@ -10,6 +10,10 @@ def _ignore(message: str) -> None:
     """Say nothing."""
 
 
+def _ignore_bytes(label: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
 @dataclass(frozen=True)
 class Report:
     """What the suite below the command line tells its caller; by default nobody listens.
@@ -19,7 +23,7 @@ class Report:
     """
 
     note: Callable[[str], None] = _ignore
-    progress: Callable[[str, int, int], None] = lambda label, done, total: None
+    progress: Callable[[str, int, int], None] = _ignore_bytes
     say: Callable[[str], None] = _ignore
 
     def bytes_of(self, label: str) -> Callable[[int, int], None]:

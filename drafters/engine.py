@@ -16,7 +16,8 @@ from ..core.cache.resume import Resume, best_mark
 from ..core.decode.chat import encode_text, render_chat
 from ..core.decode.drafter import Drafter, resolve_blocks
 from ..core.decode.gate import RoutePicker
-from ..core.decode.loop import Generation, Setup, make_picker
+from ..core.decode.loop import Generation, make_picker
+from ..core.decode.setup import Setup
 from ..core.errors import PromptError
 from ..core.exact.promise import Promise
 from ..core.options import GenerateOptions, LoadOptions, Speculation, parse_speculation

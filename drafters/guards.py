@@ -77,7 +77,7 @@ def check_taps(target: TargetConfig, drafter: DrafterConfig) -> None:
 
 
 GUARDS = (check_vocab, check_layer_count, check_hidden_size, check_taps)
-"""In this order (R20): vocabulary, layer count, hidden size, then the taps."""
+"""In this order, so that the plainest mistake is named first."""
 
 
 def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedDrafters:
     """What came of the candidates, in the order in which they were tried.
 
     problems: (method, why its drafter is not there).
@@ -65,7 +65,7 @@ def open_candidates(
     open_one: Callable[[Candidate], Drafter],
     *,
     reserve: bool,
-) -> Opened:
+) -> OpenedDrafters:
     """Open the first candidate that opens and, with `reserve`, the others too.
 
     open_one: loads a candidate that has something to load. Raises as it does, but under auto,
@@ -84,7 +84,7 @@ def open_candidates(
             drafters.append(opened)
         attempts.append(Attempt(opened.name if opened is not None else None, problem))
         problems += [(candidate.method, problem)] if problem else []
-    return Opened(tuple(drafters), tuple(attempts), tuple(problems))
+    return OpenedDrafters(tuple(drafters), tuple(attempts), tuple(problems))
 
 
 def tolerate(speculation: Speculation, action: Callable[[], T]) -> tuple[T | None, str]:

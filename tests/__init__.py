@@ -1,4 +1,4 @@
-"""Tests, one folder for each package of the suite; run.py runs them on all cores.
+"""Tests, one folder for each package of the suite.
 
 May import: the whole suite.
 Used by: `make test`.

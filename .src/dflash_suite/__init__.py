@@ -1,6 +1,7 @@
 """dflash-suite: DFlash, DFlash2 and MTP speculative decoding on MLX, byte for byte.
 
-Nothing heavy is imported here: `dflash --help` and `import dflash_suite` stay cheap.
+`load` gives an Engine; a Request is started for its events, or completed in one call. Nothing heavy
+is imported here: `dflash --help` and `import dflash_suite` stay cheap.
 """
 
 from __future__ import annotations
@@ -8,28 +9,147 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core.options import GenerateOptions
-    from .core.sampling_options import SamplingOptions
-    from .drafters.engine import Completion, Engine, Request, load
+    from .core.errors import (
+        CacheError,
+        CheckpointError,
+        ConfigError,
+        DflashError,
+        DrafterMismatch,
+        ExactUnavailable,
+        ExternalMask,
+        ModelNotFound,
+        OptionError,
+        OutputExists,
+        ProbeFailed,
+        PromptError,
+        RollbackError,
+        RouteUnavailable,
+        SlabError,
+        SlabWriteError,
+        TensorError,
+        UnsupportedCache,
+        UnsupportedModel,
+    )
+    from .core.options import (
+        GenerateOptions,
+        LoadOptions,
+    )
+    from .core.report import (
+        Report,
+    )
+    from .core.sampling_options import (
+        SamplingOptions,
+    )
+    from .core.stats import (
+        Chunk,
+        Event,
+        Finished,
+        GenerationStats,
+        PrefillProgress,
+    )
+    from .drafters.engine import (
+        Completion,
+        Engine,
+        Request,
+        load,
+    )
+    from .drafters.routes import (
+        Route,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
+    "CacheError",
+    "CheckpointError",
+    "Chunk",
     "Completion",
+    "ConfigError",
+    "DflashError",
+    "DrafterMismatch",
     "Engine",
+    "Event",
+    "ExactUnavailable",
+    "ExternalMask",
+    "Finished",
     "GenerateOptions",
+    "GenerationStats",
+    "LoadOptions",
+    "ModelNotFound",
+    "OptionError",
+    "OutputExists",
+    "PrefillProgress",
+    "ProbeFailed",
+    "PromptError",
+    "Report",
     "Request",
+    "RollbackError",
+    "Route",
+    "RouteUnavailable",
     "SamplingOptions",
+    "SlabError",
+    "SlabWriteError",
+    "TensorError",
+    "UnsupportedCache",
+    "UnsupportedModel",
     "__version__",
     "load",
 ]
-HOMES = {"GenerateOptions": "core.options", "SamplingOptions": "core.sampling_options"}
+HOMES = {
+    "core.errors": (
+        "CacheError",
+        "CheckpointError",
+        "ConfigError",
+        "DflashError",
+        "DrafterMismatch",
+        "ExactUnavailable",
+        "ExternalMask",
+        "ModelNotFound",
+        "OptionError",
+        "OutputExists",
+        "ProbeFailed",
+        "PromptError",
+        "RollbackError",
+        "RouteUnavailable",
+        "SlabError",
+        "SlabWriteError",
+        "TensorError",
+        "UnsupportedCache",
+        "UnsupportedModel",
+    ),
+    "core.options": (
+        "GenerateOptions",
+        "LoadOptions",
+    ),
+    "core.report": ("Report",),
+    "core.sampling_options": ("SamplingOptions",),
+    "core.stats": (
+        "Chunk",
+        "Event",
+        "Finished",
+        "GenerationStats",
+        "PrefillProgress",
+    ),
+    "drafters.engine": (
+        "Completion",
+        "Engine",
+        "Request",
+        "load",
+    ),
+    "drafters.routes": ("Route",),
+}
+"""Module -> the public names that it defines; a test holds them equal to `__all__`."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a name on its first use, so that the package itself imports no mlx."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    home = importlib.import_module(f".{HOMES.get(name, 'drafters.engine')}", __name__)
-    return getattr(home, name)
+    for home, names in HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f".{home}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return list(__all__)

@@ -15,7 +15,8 @@ import mlx.core as mx
 
 from ..block import limit_block
 from ..decode.emit import Detokenizer
-from ..decode.loop import Generation, Setup
+from ..decode.loop import Generation
+from ..decode.setup import Setup
 from ..errors import OptionError
 from ..options import GenerateOptions
 from ..stats import GenerationStats

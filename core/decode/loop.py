@@ -6,7 +6,6 @@ it prints nothing and knows a drafter only as a Protocol. Greedy selection is ml
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,13 @@ import mlx.core as mx
 
 from ..block import NO_BLOCK, Block
 from ..cache.kinds import cache_arrays, validate_absolute_boundary
-from ..cache.resume import Mark, Resume, Rows, return_to, take_mark
+from ..cache.resume import Mark, Rows, return_to, take_mark
 from ..device import on_cpu, start_on_gpu
 from ..errors import PromptError
 from ..options import GenerateOptions
 from ..stats import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from ..target.target import Target, TargetPass
-from .choose import Chooser, Processor
+from .choose import Chooser
 from .contexts import Contexts
 from .drafter import Drafter, DrawingDrafter, resolve_blocks
 from .emit import Detokenizer, Emitter, prime
@@ -29,6 +28,7 @@ from .gate import PLAIN, FixedRoute, Gate, RoutePicker
 from .lookahead import Lookahead
 from .phases import PhaseTimer
 from .sampling import Proposal
+from .setup import Setup
 
 CLEAR_CACHE_EVERY_TOKENS = 256
 """As mlx-lm: give unused buffers back now and then, so that memory stays flat."""
@@ -42,28 +42,6 @@ class Verified:
     result: TargetPass
     drafts: list[int]
     tokens: list[int]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a generation may have beside its drafter and options; nothing of it by default.
-
-    reserve: the drafter that the gate tries where the first does not pay.
-    picker: chooses each round's route in place of what options.gate says.
-    processors: mlx-lm logits processors beside those of options.sampling.
-    resume: caches that hold the prompt's first rows already (core/cache/resume.py).
-    reusable: mark the prompt's end on the way, so that a later request can go on from there.
-    clock: seconds, for statistics and the gate.
-    pipelined: queue plain steps before the last one's id is read; None: off the CPU.
-    """
-
-    reserve: Drafter | None = None
-    picker: RoutePicker | None = None
-    processors: Sequence[Processor] = ()
-    resume: Resume | None = None
-    reusable: bool = False
-    clock: Callable[[], float] = time.perf_counter
-    pipelined: bool | None = None
 
 
 class Generation:

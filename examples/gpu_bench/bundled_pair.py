@@ -17,7 +17,7 @@ import mlx_lm
 from results import FILE, merge, summarize
 
 from dflash_suite.core.decode.loop import Generation
-from dflash_suite.core.options import LoadOptions
+from dflash_suite.core.options import GenerateOptions, LoadOptions
 from dflash_suite.drafters.bundled.paths import PROMPTS_FILE, ROOT
 from dflash_suite.drafters.pair import Pair, load_pair
 

@@ -125,3 +125,21 @@ def test_requests_take_no_other_prompt(tmp_path: Path) -> None:
     latin.write_bytes(b'{"prompt": "caf\xe9"}\n')
     broken = CliRunner().invoke(app, ["generate", "--no-exact", "--requests", str(latin)])
     assert broken.exit_code == 1 and "not UTF-8" in broken.stderr
+
+
+def test_both_request_paths_give_one_document() -> None:
+    """The keys of `--json` at every depth, and the same answer."""
+    _, (result,), _ = serve([json.dumps({"prompt": CODE, "max_tokens": 12})])
+    arguments = ["generate", "--raw", CODE, "-n", "12", "--json", "--no-gate", "--no-exact"]
+    document = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert (result.pop("schema"), document.pop("schema")) == (
+        "dflash.result/2",
+        "dflash.generate/1",
+    )
+    assert result.pop("line") == 1
+    assert result.keys() == document.keys()
+    for name, value in document.items():
+        if isinstance(value, dict):
+            assert result[name].keys() == value.keys(), name
+    for name in ("text", "token_ids", "speculation", "identity", "sampling"):
+        assert result[name] == document[name], name

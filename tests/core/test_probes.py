@@ -206,8 +206,8 @@ def store_block(directory: Path, dtype: str = "auto", **changes: Any) -> None:
     save_probe(replace(with_drafter, **changes), replace(PROBE, block=3))
 
 
-def block_of(directory: Path, **options: Any) -> int:
-    pair = load_pair(LoadOptions(model=str(directory), drafter_bits=16, **options))
+def block_of(directory: Path, report: Report = SILENT, **options: Any) -> int:
+    pair = load_pair(LoadOptions(model=str(directory), drafter_bits=16, **options), report)
     assert pair.drafter is not None
     return pair.drafter.block(GenerateOptions()).effective
 
@@ -266,10 +266,10 @@ def test_a_later_start_takes_the_stored_drafts_of_a_head(tmp_path: Path) -> None
 def test_an_outdated_block_is_no_default(pair_directory: Path) -> None:
     store_block(pair_directory, mlx="0.32.0")
     notes: list[str] = []
-    assert block_of(pair_directory, progress=notes.append) == 6
+    assert block_of(pair_directory, Report(note=notes.append)) == 6
     assert any("measured with mlx 0.32.0" in note for note in notes)
     store_block(pair_directory)
     weights = pair_directory / "drafter" / "model.safetensors"
     os.utime(weights, ns=(0, 1))
-    assert block_of(pair_directory, progress=notes.append) == 6
+    assert block_of(pair_directory, Report(note=notes.append)) == 6
     assert "the drafter's files have changed" in "".join(notes)

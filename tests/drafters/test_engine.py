@@ -16,7 +16,8 @@ from dflash_suite.core.cache.resume import (
     return_to,
     take_mark,
 )
-from dflash_suite.core.decode.loop import Generation, Setup
+from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.errors import PromptError, RollbackError, RouteUnavailable
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.sampling_options import SamplingOptions

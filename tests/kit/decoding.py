@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash_suite.core.decode.chat import encode_text
-from dflash_suite.core.decode.loop import Generation, Setup
+from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.drafters.pair import Pair
 

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dflash_suite.core.decode.drafter import Drafter
-from dflash_suite.core.decode.loop import Generation, Setup
+from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.options import GenerateOptions, LoadOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.bundled.paths import PROMPTS_FILE

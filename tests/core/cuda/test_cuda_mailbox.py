@@ -12,7 +12,8 @@ from dflash_suite.core.cuda.backbone import FusedBackbone
 from dflash_suite.core.cuda.ops import mailbox
 from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
 from dflash_suite.core.cuda.ops.mailbox import LETTERS, WORDS, Mailbox
-from dflash_suite.core.decode.loop import Generation, Setup
+from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.errors import OptionError
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.backbones import HybridBackbone

@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from dflash_suite.core.decode.loop import Generation, Setup
+from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.target import Target
 from tests.kit.tiny import PieceDetokenizer, assert_varied, make_target, prompt, with_eos

@@ -15,7 +15,8 @@ import pytest
 from dflash_suite.core.decode.contexts import BACKLOG_ROWS
 from dflash_suite.core.decode.drafter import Drafter
 from dflash_suite.core.decode.gate import PLAIN, FixedRoute, GateSettings
-from dflash_suite.core.decode.loop import Generation, Setup
+from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.options import GenerateOptions, MtpHidden
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.mtp.drafter import MtpDrafter

@@ -15,8 +15,9 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
 from dflash_suite.cli.options.sampling import parse_logit_bias
-from dflash_suite.core.decode.loop import Generation, Setup
+from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.decode.sampling import Proposal, accept_or_resample, draw, target_probs
+from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.errors import OptionError
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.sampling_options import SamplingOptions

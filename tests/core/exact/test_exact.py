@@ -13,7 +13,8 @@ import pytest
 from dflash_suite.core.block import Block, limit_block
 from dflash_suite.core.cache.fixed import FixedKVCache
 from dflash_suite.core.decode.drafter import Drafter
-from dflash_suite.core.decode.loop import Generation, Setup
+from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.errors import CacheError, ExactUnavailable, OptionError, RollbackError
 from dflash_suite.core.exact.plan import ExactPlan, ExactTarget, exact_width, find_plan
 from dflash_suite.core.options import GenerateOptions
