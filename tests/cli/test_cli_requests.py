@@ -129,9 +129,10 @@ def test_requests_take_no_other_prompt(tmp_path: Path) -> None:
 
 def test_both_request_paths_give_one_document() -> None:
     """The keys of `--json` at every depth, and the same answer."""
-    _, (result,), _ = serve([json.dumps({"prompt": CODE, "max_tokens": 12})])
-    arguments = ["generate", "--raw", CODE, "-n", "12", "--json", "--no-gate", "--no-exact"]
-    document = json.loads(CliRunner().invoke(app, arguments).stdout)
+    line = {"prompt": CODE, "max_tokens": 12, "speculation": "dflash"}
+    _, (result,), _ = serve([json.dumps(line)])
+    arguments = ["--raw", CODE, "-n", "12", "-s", "dflash", "--json", "--no-gate", "--no-exact"]
+    document = json.loads(CliRunner().invoke(app, ["generate", *arguments]).stdout)
     assert (result.pop("schema"), document.pop("schema")) == (
         "dflash.result/2",
         "dflash.generate/1",
