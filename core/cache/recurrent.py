@@ -101,25 +101,3 @@ class GdnCache(ArraysCache):
     @state.setter
     def state(self, value: Any) -> None:
         self.cache, self.left_padding, self.lengths, self.offset = value
-
-
-def cut_of(layer: Any) -> Cut | None:
-    """The cut that a layer's cache holds and nobody has read; None where there are arrays."""
-    return layer.cut if isinstance(layer, GdnCache) else None
-
-
-def put(layer: Any, held: Held) -> None:
-    """Make `held` what a recurrent layer's cache holds; mlx-lm's own class cannot wait."""
-    if isinstance(layer, GdnCache) and isinstance(held, Cut):
-        layer.defer(held)
-        return
-    layer[0], layer[1] = held.arrays if isinstance(held, Cut) else held
-
-
-def holds(layer: Any, held: Held) -> bool:
-    """Whether a recurrent layer's cache has `held` itself in it, no matter who has read it."""
-    cut = cut_of(layer)
-    if cut is not None:
-        return cut is held
-    window, state = held.arrays if isinstance(held, Cut) else held
-    return layer[0] is window and layer[1] is state

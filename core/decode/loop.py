@@ -153,7 +153,7 @@ class Generation:
 
     def mark(self) -> Mark:
         """Where caches and drafters stand now, for a later request to go on from."""
-        return take_mark(self.cache, self.position, self.contexts.marks())
+        return take_mark(self.cache, self.contexts.marks())
 
     def rows(self) -> Rows:
         """The rows that this request left: what a later one may share."""

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from ..cache.fixed import fixed_caches
-from ..cache.kinds import window_of
+from ..cache.layer_caches import window_of
+from ..cache.make import fixed_caches
 from ..cache.tape import Tape
 from ..device import on_cpu
 from ..errors import CacheError, ExactUnavailable, RollbackError

@@ -13,10 +13,12 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
-from ..cache.kinds import CacheKind, GdnCache, SlidingCache, own_caches, window_of
-from ..cache.recurrent import Held
+from ..cache.kinds import CacheKind
+from ..cache.layer_caches import class_of, window_of
+from ..cache.make import own_caches
+from ..cache.recurrent import GdnCache, Held
 from ..device import start_reading
 from ..errors import UnsupportedModel
 from .gated_delta import GdnTape, gdn_forward, replay
@@ -57,7 +59,7 @@ class Backbone(ABC):
     def require_rollback(self, where: object) -> None:
         """Raise UnsupportedModel where a layer's cache is of a class that no rollback knows."""
         for index, entry in enumerate(self.make_cache()):
-            if not isinstance(entry, GdnCache | KVCache | SlidingCache):
+            if not class_of(entry).rolls_back:
                 raise UnsupportedModel(
                     f"{where}: layer {index} uses a {type(entry).__name__}, which cannot be rolled "
                     "back; a target may have full, sliding and Gated DeltaNet layers only"

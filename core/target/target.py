@@ -11,7 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cache.kinds import can_drop, offset_of, require_kind, require_list_kind
+from ..cache.kinds import require_kind, require_list_kind
+from ..cache.layer_caches import can_drop, drop_rows, offset_of
 from ..cache.tape import Tape, check_counts, replay_tape
 from ..checkpoint.target_config import TargetConfig
 from ..errors import CacheError, ExternalMask, RollbackError, UnsupportedCache
@@ -183,7 +184,7 @@ class Target:
                     f"layer {index} ({type(layer).__name__}, {offset} tokens) cannot drop {drop}"
                 )
         for layer in cache:
-            layer.trim(drop)
+            drop_rows(layer, drop)
 
     def _forward(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool

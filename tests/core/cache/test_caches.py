@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models import cache as stock_caches
 
-from dflash_suite.core.cache import kinds as caches
+from dflash_suite.core.cache import recurrent as caches
 from dflash_suite.core.cache.kinds import cache_arrays, cache_kind, require_kind
 from dflash_suite.core.errors import UnsupportedCache
 from dflash_suite.core.target.target import Target

@@ -9,7 +9,10 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from dflash_suite.core.cache.kinds import GdnCache, SlidingCache, can_drop, own_caches
+from dflash_suite.core.cache.layer_caches import can_drop
+from dflash_suite.core.cache.make import own_caches
+from dflash_suite.core.cache.recurrent import GdnCache
+from dflash_suite.core.cache.sliding import SlidingCache
 from tests.kit.snapshots import whole
 
 WINDOW = 5
