@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -68,14 +67,6 @@ class GdnCache(ArraysCache):
         """Hold what `cut` gives, sliced when it is read: a rollback that nobody reads is free."""
         self._arrays, self.cut = [], cut
 
-    @classmethod
-    def merge(cls, caches: Sequence[GdnCache]) -> GdnCache:
-        """A batch of them, as mlx-lm's own batches are made; counts the longest sequence."""
-        merge: Any = super().merge
-        merged: GdnCache = merge(caches)
-        merged.offset = max(cache.offset for cache in caches)
-        return merged
-
     def advance(self, N: int) -> None:
         """Count N more tokens; called by the layer, ours or mlx-lm's own."""
         advance: Any = super().advance
@@ -85,13 +76,6 @@ class GdnCache(ArraysCache):
     def size(self) -> int:
         """Tokens seen."""
         return self.offset
-
-    def extract(self, idx: int) -> GdnCache:
-        """One sequence of the batch, as a cache of this class."""
-        single = GdnCache()
-        single.cache = [None if c is None else c[idx : idx + 1] for c in self.cache]
-        single.offset = self.offset
-        return single
 
     @property
     def state(self) -> Any:

@@ -98,8 +98,6 @@ def test_a_cut_is_what_slicing_gives(keep: int) -> None:
         lambda layer: layer.cache,
         lambda layer: layer.state[0],
         lambda layer: held_rows(layer),
-        lambda layer: layer.extract(0).cache,
-        lambda layer: GdnCache.merge([layer]).cache,
         lambda layer: stock.from_state(layer.state).cache,
         lambda layer: copy.deepcopy(layer).cache,
         lambda layer: fork_cache([layer])[0].cache,
