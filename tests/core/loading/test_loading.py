@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import base, cache, gated_delta, llama, qwen3, qwen3_5, qwen3_next
 from mlx_lm.models.cache import ChunkedKVCache
 
+from dflash_suite.core.checkpoint.families import FAMILIES
 from dflash_suite.core.checkpoint.target_config import read_target_config
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.device import on_cpu
@@ -37,7 +38,6 @@ from dflash_suite.core.loading.load import (
 )
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.backbones import PlainBackbone
-from dflash_suite.core.target.families import FAMILIES
 from tests.kit.scripted import ScriptedDrafter, mixed
 from tests.kit.tiny import (
     VOCAB,

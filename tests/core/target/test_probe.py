@@ -139,7 +139,7 @@ def test_the_loader_stops_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """End to end: a checkpoint that loads well and computes otherwise is not decoded."""
     save_checkpoint(tmp_path)
     open_target(str(tmp_path))
-    monkeypatch.setitem(families.FAMILIES, "qwen3_5", WrongNorm)
+    monkeypatch.setitem(families.BACKBONES, "hybrid", WrongNorm)
     with pytest.raises(ProbeFailed, match=str(tmp_path)):
         open_target(str(tmp_path))
 
