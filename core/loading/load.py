@@ -17,12 +17,12 @@ from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, short
 from ..checkpoint.target_config import TargetConfig, read_target_config
 from ..checkpoint.tokenizer_files import require_tokenizer
 from ..cuda.backbone import fused_backbone
-from ..cuda.check import probe_fused
+from ..cuda.check import check_fused
 from ..device import on_cpu
 from ..errors import CheckpointError, DflashError, OptionError, UnsupportedModel
 from ..options import DEFAULT_KERNELS, parse_kernels
 from ..target.families import backbone_class
-from ..target.forward_check import probe_forward
+from ..target.forward_check import check_forward
 from ..target.target import Target
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -31,7 +31,7 @@ DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A target that passed its probe, and its tokenizer (mlx-lm's TokenizerWrapper)."""
+    """A target that passed its forward check, and its tokenizer (mlx-lm's TokenizerWrapper)."""
 
     target: Target
     tokenizer: Any
@@ -53,12 +53,12 @@ def resolve_dtype(name: str) -> mx.Dtype | None:
 def load_target(
     config: TargetConfig, dtype_name: str = "auto", kernels: str = DEFAULT_KERNELS
 ) -> LoadedTarget:
-    """Load weights and tokenizer, cast to the compute dtype, and probe the forward.
+    """Load weights and tokenizer, cast to the compute dtype, and check the forward.
 
     kernels: `stock`, MLX's and mlx-lm's own; `fused`, the suite's for CUDA; `auto`, those where
     they fit. Raises
     UnsupportedModel, TensorError or CheckpointError, each naming the file; OptionError for fused
-    kernels where they cannot run; ProbeFailed where the suite's forward is not mlx-lm's own to
+    kernels where they cannot run; ForwardMismatch where the suite's forward is not mlx-lm's own to
     the last bit, or the fused one not the same up to rounding.
     """
     dtype, wanted = resolve_dtype(dtype_name), parse_kernels(kernels)
@@ -81,7 +81,7 @@ def load_target(
     backbone.require_rollback(config.file)
     eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
     target = Target(backbone, replace(config, eos_ids=eos_ids))
-    probe_forward(target)
+    check_forward(target)
     if wanted != "stock":
         target = _fused(target, required=wanted == "fused")
     return LoadedTarget(target, tokenizer)
@@ -99,7 +99,7 @@ def _fused(plain: Target, required: bool) -> Target:
             f"{plain.config.model_type} on this device; leave it out"
         )
     target = Target(backbone, plain.config)
-    probe_fused(plain, target)
+    check_fused(plain, target)
     return target
 
 

@@ -122,7 +122,7 @@ def make_target(
     eos_ids: Iterable[int] = (),
     **changes: Any,
 ) -> Target:
-    """A tiny target, bound to the backbone class of its family; nothing is probed."""
+    """A tiny target, bound to the backbone class of its family; no forward check."""
     config = target_config(kind, eos_ids, **changes)
     model = make_model(kind, precision, seed, **changes)
     return Target(backbone_class(config.model_type)(model), config)

@@ -16,7 +16,7 @@ from tests.kit.places import ROOT
 RESOLVE = """
 import sys
 from dflash_suite.core.errors import DflashError
-from dflash_suite.core.hub import resolve_directory
+from dflash_suite.core.checkpoint.hub import resolve_directory
 try:
     print(resolve_directory(sys.argv[1]))
 except DflashError as error:

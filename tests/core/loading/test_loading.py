@@ -138,7 +138,7 @@ def test_files_can_go_after_the_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_after_the_load_is_the_weights(tmp_path: Path, dtype: str) -> None:
-    """D2: one copy, also where the load casts; the probe's caches are gone."""
+    """D2: one copy, also where the load casts; the forward check's caches are gone."""
     save_checkpoint(tmp_path, "hybrid", "bfloat16", vocab_size=8192)
     gc.collect()
     mx.clear_cache()
