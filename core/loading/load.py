@@ -16,14 +16,13 @@ from ..checkpoint.mlx_models import model_module
 from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
 from ..checkpoint.target_config import TargetConfig, read_target_config
 from ..checkpoint.tokenizer_files import require_tokenizer
-from ..cuda.backbone import fused_backbone
-from ..cuda.check import check_fused
 from ..device import on_cpu
 from ..errors import CheckpointError, DflashError, OptionError, UnsupportedModel
 from ..options import DEFAULT_KERNELS, parse_kernels
 from ..target.families import backbone_class
 from ..target.forward_check import check_forward
 from ..target.target import Target
+from .kernels import put_on_kernels
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
@@ -82,25 +81,7 @@ def load_target(
     eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
     target = Target(backbone, replace(config, eos_ids=eos_ids))
     check_forward(target)
-    if wanted != "stock":
-        target = _fused(target, required=wanted == "fused")
-    return LoadedTarget(target, tokenizer)
-
-
-def _fused(plain: Target, required: bool) -> Target:
-    """The target over the suite's CUDA kernels, held to the plain one; the plain one where they
-    do not fit and are not required."""
-    backbone = fused_backbone(plain.backbone)
-    if backbone is None or not (required or backbone.fits):
-        if not required:
-            return plain
-        raise OptionError(
-            f"--kernels fused needs MLX on CUDA and a hybrid target, not "
-            f"{plain.config.model_type} on this device; leave it out"
-        )
-    target = Target(backbone, plain.config)
-    check_fused(plain, target)
-    return target
+    return LoadedTarget(put_on_kernels(target, wanted), tokenizer)
 
 
 def load_lazily(config: TargetConfig) -> Any:

@@ -21,14 +21,20 @@ from ..cache.make import own_caches
 from ..cache.recurrent import GdnCache, Held
 from ..device import start_reading
 from ..errors import UnsupportedModel
+from ..options import Kernels
 from .gated_delta import GdnTape, gdn_forward, replay
 
 
 class Backbone(ABC):
-    """The parts of one loaded mlx-lm model that decoding needs."""
+    """The parts of one loaded mlx-lm model that decoding needs.
+
+    kernels: whose run the passes, by its name in options and probes; rollback_leaves_work: arrays
+    that the device may begin with before the next draft asks for them.
+    """
 
     cache_kind: CacheKind
-    is_fused = False
+    kernels: Kernels = "stock"
+    rollback_leaves_work = True
 
     def __init__(self, model: Any) -> None:
         self.model = model

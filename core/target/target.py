@@ -16,6 +16,7 @@ from ..cache.layer_caches import can_drop, drop_rows, offset_of
 from ..cache.tape import Tape, check_counts, replay_tape
 from ..checkpoint.target_config import TargetConfig
 from ..errors import CacheError, ExternalMask, RollbackError, UnsupportedCache
+from ..options import Kernels
 from .backbones import Backbone
 
 
@@ -42,9 +43,20 @@ class Target:
         self._recurrent = [layer is not None for layer in self._gdn_layers]
 
     @property
-    def is_fused(self) -> bool:
-        """True where passes run through the suite's CUDA kernels."""
-        return self.backbone.is_fused
+    def kernels(self) -> Kernels:
+        """Whose kernels run its passes: `stock`, MLX's, or `fused`, the suite's for CUDA."""
+        return self.backbone.kernels
+
+    @property
+    def independent_rows(self) -> int | None:
+        """Widest pass whose rows are independent of one another by construction; None where
+        nothing but a measurement can tell."""
+        return self.backbone.independent_rows
+
+    @property
+    def rollback_leaves_work(self) -> bool:
+        """Whether a rollback leaves arrays to compute, which may be started at once."""
+        return self.backbone.rollback_leaves_work
 
     @property
     def widest(self) -> int | None:
