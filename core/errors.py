@@ -13,7 +13,7 @@ DflashError                 caught once, by the command: message on stderr, exit
 ├── RouteUnavailable        an explicit --speculation value that cannot run
 ├── OutputExists            a file of someone else's stands where one would be written
 ├── PromptError             nothing to decode, or a text that cannot be encoded
-├── ProbeFailed             the suite's forward differs from mlx-lm's own
+├── ForwardMismatch         the suite's forward differs from mlx-lm's own
 ├── ExactUnavailable        no way was found here to make a row independent of the others
 └── CacheError              a cache that cannot do what was asked
     ├── UnsupportedCache    Hybrid expected and KV found, or the reverse
@@ -76,7 +76,7 @@ class PromptError(DflashError):
     """Nothing to decode, or a text that cannot be encoded."""
 
 
-class ProbeFailed(DflashError):
+class ForwardMismatch(DflashError):
     """The suite's forward differs from mlx-lm's own."""
 
 

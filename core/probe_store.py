@@ -116,7 +116,7 @@ def conditions(target: Target) -> dict[str, str]:
     kind = "cpu" if mx.default_device() == mx.cpu else "gpu"
     return {
         "dtype": str(target.compute_dtype).removeprefix("mlx.core."),
-        "kernels": "fused" if target.is_fused else "stock",
+        "kernels": target.kernels,
         "device": f"{kind} {info.get('device_name') or info.get('architecture') or 'unknown'}",
         "mlx": _version("mlx"),
         "mlx_lm": _version("mlx-lm"),

@@ -57,7 +57,7 @@ def load_pair(
     why. `dflash` and `mtp` raise where they cannot run; `none` opens no drafter file. checked:
     the request whose blocks are compared with single rows where `loading.exact` is None.
     Raises ModelNotFound, CheckpointError, DrafterMismatch, RouteUnavailable, OptionError,
-    ProbeFailed and ExactUnavailable, each naming what was found.
+    ForwardMismatch and ExactUnavailable, each naming what was found.
     """
     loading = loading or LoadOptions()
     config = read_target_config(locate(loading.model or bundled.TARGET))

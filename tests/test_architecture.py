@@ -149,7 +149,7 @@ def test_packages_and_files_import_in_one_direction() -> None:
     ("module", "planted", "circle"),
     [
         ("core.cache.kinds", "from ..target.target import Target", "core"),
-        ("core.cache.kinds", "def f():\n    from . import tape", "core.cache"),
+        ("core.cache.recurrent", "def f():\n    from . import tape", "core.cache"),
         ("core.cuda.runtime.steps", "from ..ops.bodies import bodies", "core.cuda"),
         ("core.target.target", "from ..loading.load import load_target", "core"),
         ("drafters.dflash.layers", "from ..slab.load import load_drafter_at", "drafters"),

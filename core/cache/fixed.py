@@ -6,19 +6,13 @@ buffer of a fixed size and a mask leave nothing that could follow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from ..device import memory_bytes
-from ..errors import CacheError, UnsupportedCache
-from .kinds import window_of
-
-CAPACITY_STEP = 256
-MOST_ROWS = 1 << 24
-"""Of a request; a bound that a mask can still count."""
+from ..errors import CacheError
 
 
 class FixedKVCache(KVCache):
@@ -82,29 +76,3 @@ class FixedKVCache(KVCache):
     def _empty(self, rows: mx.array) -> mx.array:
         batch, heads, _, dim = rows.shape
         return mx.zeros((batch, heads, self.capacity, dim), rows.dtype)
-
-
-def fixed_caches(fresh: Sequence[Any], rows: int) -> list[Any]:
-    """The caches of `fresh`, its KV caches with room for `rows` tokens; recurrent ones as they are.
-
-    Raises UnsupportedCache for a sliding cache that keeps its first rows for ever, CacheError for
-    more rows than any device has memory for.
-    """
-    if rows > MOST_ROWS:
-        raise CacheError(
-            f"{rows:,} tokens are too many for a cache of a fixed size, which takes "
-            f"{MOST_ROWS:,}: ask for fewer tokens, or run with --no-exact"
-        )
-    capacity = -(-rows // CAPACITY_STEP) * CAPACITY_STEP
-    layers = sum(hasattr(layer, "update_and_fetch") for layer in fresh)
-    return [_fixed(layer, capacity, layers) for layer in fresh]
-
-
-def _fixed(layer: Any, capacity: int, layers: int) -> Any:
-    if not hasattr(layer, "update_and_fetch"):
-        return layer
-    if getattr(layer, "keep", 0):
-        raise UnsupportedCache(
-            f"a {type(layer).__name__} that keeps its first {layer.keep} rows has no fixed form"
-        )
-    return FixedKVCache(capacity, window_of(layer), layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -68,14 +67,6 @@ class GdnCache(ArraysCache):
         """Hold what `cut` gives, sliced when it is read: a rollback that nobody reads is free."""
         self._arrays, self.cut = [], cut
 
-    @classmethod
-    def merge(cls, caches: Sequence[GdnCache]) -> GdnCache:
-        """A batch of them, as mlx-lm's own batches are made; counts the longest sequence."""
-        merge: Any = super().merge
-        merged: GdnCache = merge(caches)
-        merged.offset = max(cache.offset for cache in caches)
-        return merged
-
     def advance(self, N: int) -> None:
         """Count N more tokens; called by the layer, ours or mlx-lm's own."""
         advance: Any = super().advance
@@ -86,13 +77,6 @@ class GdnCache(ArraysCache):
         """Tokens seen."""
         return self.offset
 
-    def extract(self, idx: int) -> GdnCache:
-        """One sequence of the batch, as a cache of this class."""
-        single = GdnCache()
-        single.cache = [None if c is None else c[idx : idx + 1] for c in self.cache]
-        single.offset = self.offset
-        return single
-
     @property
     def state(self) -> Any:
         """Arrays, padding and lengths as mlx-lm's, then the offset."""
@@ -101,25 +85,3 @@ class GdnCache(ArraysCache):
     @state.setter
     def state(self, value: Any) -> None:
         self.cache, self.left_padding, self.lengths, self.offset = value
-
-
-def cut_of(layer: Any) -> Cut | None:
-    """The cut that a layer's cache holds and nobody has read; None where there are arrays."""
-    return layer.cut if isinstance(layer, GdnCache) else None
-
-
-def put(layer: Any, held: Held) -> None:
-    """Make `held` what a recurrent layer's cache holds; mlx-lm's own class cannot wait."""
-    if isinstance(layer, GdnCache) and isinstance(held, Cut):
-        layer.defer(held)
-        return
-    layer[0], layer[1] = held.arrays if isinstance(held, Cut) else held
-
-
-def holds(layer: Any, held: Held) -> bool:
-    """Whether a recurrent layer's cache has `held` itself in it, no matter who has read it."""
-    cut = cut_of(layer)
-    if cut is not None:
-        return cut is held
-    window, state = held.arrays if isinstance(held, Cut) else held
-    return layer[0] is window and layer[1] is state

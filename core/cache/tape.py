@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_lm.models.cache import ArraysCache
-
 from ..errors import RollbackError
-from .kinds import offset_of
-from .recurrent import Held, holds, put
+from .layer_caches import can_drop, class_of, kind_of, offset_of
+from .recurrent import Held
 
 ReplayLayers = Callable[[Sequence[Any], int], Sequence[Held | None]]
 """(tapes per layer, rows to keep) -> per layer (window, state), or the cut that gives them."""
@@ -74,12 +72,12 @@ def replay_tape(
     if kv_rollback == 0:
         return
     restored = replay_layers(tape.layers, n_accepted)
-    for entry, held in zip(cache, restored, strict=True):  # nothing below can fail
-        if held is None:
-            entry.trim(kv_rollback)
-        else:
-            put(entry, held)
-            entry.advance(-kv_rollback)
+    pairs = list(zip(cache, restored, strict=True))
+    for index, (entry, held) in enumerate(pairs):
+        if not class_of(entry).can_go_back(entry, kv_rollback, held):
+            raise RollbackError(f"layer {index} cannot go back by {kv_rollback} rows")
+    for entry, held in pairs:  # nothing below can fail
+        class_of(entry).go_back(entry, kv_rollback, held)
 
 
 def _check_layer(
@@ -94,9 +92,8 @@ def _check_layer(
         raise RollbackError(f"attention layer {index} has a rollback tape; only GDN layers do")
     if layer is not None and record is None:
         raise RollbackError(f"GDN layer {index} is missing its rollback tape")
-    recurrent = isinstance(entry, ArraysCache)
-    if recurrent != (layer is not None):
-        expected = "KV" if layer is None else "recurrent"
+    expected = "KV" if layer is None else "recurrent"
+    if kind_of(entry) != expected:
         raise RollbackError(f"layer {index} needs a {expected} cache, got {type(entry).__name__}")
     if record is not None and record.rows != tape.rows:
         raise RollbackError(
@@ -108,9 +105,9 @@ def _check_layer(
             f"layer {index} stands at {offset} tokens, but the tape's block ends at "
             f"{tape.offset_init + tape.rows}: the cache has moved since"
         )
-    if record is None and (offset is None or offset < kv_rollback):
+    if record is None and not can_drop(entry, kv_rollback):
         raise RollbackError(f"layer {index} holds {offset} tokens, cannot drop {kv_rollback}")
-    if record is not None and not holds(entry, record.left):
+    if record is not None and not class_of(entry).holds(entry, record.left):
         raise RollbackError(
             f"GDN layer {index} no longer holds what the tape's block left there: the tape "
             "belongs to another cache or to an earlier block"

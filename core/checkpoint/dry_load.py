@@ -77,8 +77,8 @@ def sanitize(config: TargetConfig, model: Any, files: list[Path]) -> Skeleton:
         for file in files:
             loaded: Any = mx.load(str(file))
             weights.update(loaded)
-        if config.model_type == "qwen3_next":
-            weights = {name: array for name, array in weights.items() if "mtp." not in name}
+        reads = config.family.reads
+        weights = {name: array for name, array in weights.items() if reads(name)}
         if hasattr(model, "sanitize"):
             weights = model.sanitize(weights)
     except Exception as exc:  # as above

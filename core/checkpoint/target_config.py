@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, ModelNotFound, UnsupportedModel
-from .config_repairs import Repairs, canonical_type, find_repairs, require_supported
+from .config_repairs import Repairs, find_repairs
+from .families import FAMILIES, Family, require_supported
 
 
 def refuse_gguf(path: Path) -> None:
@@ -165,6 +166,11 @@ class TargetConfig:
     repairs: Repairs = field(default_factory=Repairs)
 
     @property
+    def family(self) -> Family:
+        """What is known of its model_type."""
+        return FAMILIES[self.model_type]
+
+    @property
     def file(self) -> Path:
         """The config.json that these values came from."""
         return self.path / "config.json"
@@ -182,7 +188,7 @@ def read_target_config(directory: Path) -> TargetConfig:
     label, model_type = Fields(file, (("", raw),)).require("model_type")
     if not isinstance(model_type, str):
         raise Fields(file, ()).wrong_type(label, model_type, "a name")
-    require_supported(model_type, file, raw)
+    family = require_supported(model_type, file, raw)
     text = raw.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise ConfigError(f"{file}: 'text_config' is {text!r}, expected an object")
@@ -194,11 +200,11 @@ def read_target_config(directory: Path) -> TargetConfig:
     )
     return TargetConfig(
         path=directory,
-        model_type=canonical_type(model_type),
+        model_type=family.model_type,
         vocab_size=fields.integer("vocab_size"),
         num_hidden_layers=fields.integer("num_hidden_layers"),
         hidden_size=fields.integer("hidden_size"),
         eos_ids=eos_ids,
         raw=raw,
-        repairs=find_repairs(file, raw),
+        repairs=find_repairs(family, file, raw),
     )

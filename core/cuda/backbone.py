@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..cache.recurrent import Held
 from ..device import read_ids
+from ..options import Kernels
 from ..target.backbones import HybridBackbone
 from ..target.gated_delta import GdnTape
 from .decoder import Compile, FusedDecoder
@@ -26,7 +27,8 @@ from .ops.reference_ops import OpKernels
 class FusedBackbone(HybridBackbone):
     """HybridBackbone whose passes of up to MAX_ROWS rows are fused and leave replayable tapes."""
 
-    is_fused = True
+    kernels: Kernels = "fused"
+    rollback_leaves_work = False  # a rollback is a cut, and nothing is computed for it
 
     def __init__(self, model: Any, kernels: OpKernels, compile: Compile) -> None:
         super().__init__(model)

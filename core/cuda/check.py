@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..errors import ProbeFailed
-from ..target.forward_check import PROBE_ROWS
+from ..errors import ForwardMismatch
+from ..target.forward_check import CHECK_ROWS
 from ..target.target import Target
 
 TOLERANCES = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.2}
@@ -22,13 +22,13 @@ MAX_REGRET = 0.5
 deviations of the row."""
 
 
-def probe_fused(plain: Target, fused: Target) -> None:
-    """Raise ProbeFailed unless the fused logits are the plain ones within TOLERANCES and every
+def check_fused(plain: Target, fused: Target) -> None:
+    """Raise ForwardMismatch unless the fused logits are the plain ones within TOLERANCES and every
     fused choice is one of the plain forward's best within MAX_REGRET."""
     vocab = plain.config.vocab_size
     caches = plain.make_cache(), fused.make_cache()
     start = 0
-    for rows in PROBE_ROWS:
+    for rows in CHECK_ROWS:
         ids = mx.array([[(7919 * index + 11) % vocab for index in range(start, start + rows)]])
         start += rows
         logits = [
@@ -38,7 +38,7 @@ def probe_fused(plain: Target, fused: Target) -> None:
         error, regret = compare(*(array.astype(mx.float32) for array in logits))
         allowed = TOLERANCES[logits[0].dtype]
         if not (error <= allowed and regret <= MAX_REGRET):
-            raise ProbeFailed(
+            raise ForwardMismatch(
                 f"{plain.config.file}: the fused CUDA kernels differ from the plain forward of "
                 f"{plain.config.model_type} by {error:.2g} of a row's norm over {rows} rows "
                 f"(allowed {allowed:.2g}), and choose tokens up to {regret:.2g} deviations under "

@@ -15,7 +15,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 
-from ..cache.recurrent import Cut, Held, cut_of, put
+from ..cache.layer_caches import cut_of, put
+from ..cache.recurrent import Cut, Held
 from ..device import start_on_gpu
 from .ops.attention import prepare
 from .ops.layers import (

@@ -53,12 +53,13 @@ class FixedRoute:
 
 @dataclass(frozen=True)
 class GateSettings:
-    """Counts are rounds or plain steps; `*_keep` is the weight of the old value."""
+    """Counts are rounds or plain steps; `*_keep` is the weight of the old value; `retry_*` are the
+    plain steps before a drafter that lost is tried again, the first time and at most."""
 
     calibration_steps: int = 3
     warmup_rounds: int = 3
-    probe_base_steps: int = 32
-    probe_max_steps: int = 512
+    retry_base_steps: int = 32
+    retry_max_steps: int = 512
     recalibrate_every_rounds: int = 48
     start_ratio: float = 2.0
     ratio_keep: float = 0.85
@@ -85,7 +86,7 @@ class Gate:
         self.settings = settings or GateSettings()
         self.plain_sec: float | None = None
         self.ratio = self.settings.start_ratio
-        self.probe_steps = self.settings.probe_base_steps
+        self.retry_steps = self.settings.retry_base_steps
         self._clock = clock
         self._started = 0.0
         self._names = tuple(routes)
@@ -143,7 +144,7 @@ class Gate:
     def _window_steps(self) -> int:
         if not self._calibrated:
             return self.settings.calibration_steps
-        return 1 if self._recalibrating else self.probe_steps
+        return 1 if self._recalibrating else self.retry_steps
 
     def _after_round(self, tokens: int, elapsed_sec: float) -> None:
         if self._warmup_rounds > 0:
@@ -158,7 +159,7 @@ class Gate:
             self._leave()
             return
         if realized >= 1.0:
-            self.probe_steps = self.settings.probe_base_steps
+            self.retry_steps = self.settings.retry_base_steps
         self._rounds_since_recalibration += 1
         if self._rounds_since_recalibration >= self.settings.recalibrate_every_rounds:
             self._rounds_since_recalibration = 0
@@ -175,4 +176,4 @@ class Gate:
             self._enter(self._index + 1)
             return
         self._plain = True
-        self.probe_steps = min(2 * self.probe_steps, self.settings.probe_max_steps)
+        self.retry_steps = min(2 * self.retry_steps, self.settings.retry_max_steps)

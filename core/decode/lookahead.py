@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cache.kinds import KVCache
+from ..cache.place import Place, come_back, take_place, takes_back_any_row
 from ..target.target import Target, TargetPass
 from .choose import greedy
 
@@ -35,12 +35,12 @@ class Lookahead:
         self._target = target
         self._cache = cache
         self._queued: QueuedPass | None = None
-        self._held: list[Any] = []
+        self._before: Place | None = None
 
     @property
     def can_undo(self) -> bool:
         """Whether a row can be taken back whatever it was: not from a layer that slides."""
-        return all(type(entry) is KVCache or hasattr(entry, "cache") for entry in self._cache)
+        return takes_back_any_row(self._cache)
 
     @property
     def rows(self) -> int:
@@ -52,7 +52,7 @@ class Lookahead:
 
         Nothing is read: the caller fetches.
         """
-        queued, self._queued, self._held = self._queued, None, []
+        queued, self._queued, self._before = self._queued, None, None
         step = queued or self._run(anchor)
         if more:
             self.queue(step.choices)
@@ -61,9 +61,7 @@ class Lookahead:
     def queue(self, row_ids: mx.array) -> None:
         """Feed the unread choice (1,) of the pass before."""
         assert self._queued is None and row_ids.shape == (1,)
-        self._held = [
-            (entry[0], entry[1]) if hasattr(entry, "cache") else None for entry in self._cache
-        ]
+        self._before = take_place(self._cache)
         self._queued = self._run(row_ids)
 
     def _run(self, row_ids: mx.array) -> QueuedPass:
@@ -74,12 +72,6 @@ class Lookahead:
 
     def drop(self) -> None:
         """Leave the cache as if nothing had been queued."""
-        if self._queued is None:
-            return
-        for entry, arrays in zip(self._cache, self._held, strict=True):
-            if arrays is None:
-                entry.trim(1)
-            else:
-                entry[0], entry[1] = arrays
-                entry.advance(-1)
-        self._queued, self._held = None, []
+        if self._before is not None:
+            come_back(self._cache, self._before)
+        self._queued = self._before = None

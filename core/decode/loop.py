@@ -145,7 +145,7 @@ class Generation:
 
     def mark(self) -> Mark:
         """Where caches and drafters stand now, for a later request to go on from."""
-        return take_mark(self.cache, self.position, self.contexts.marks())
+        return take_mark(self.cache, self.contexts.marks())
 
     def rows(self) -> Rows:
         """The rows that this request left: what a later one may share."""
@@ -211,7 +211,7 @@ class Generation:
         before, self.position = self.position, self.position + keep
         if self.emitter.reason is not None:
             self.ahead.drop()
-        if verified.drafts and not self.target.is_fused:  # there the next draft's start is enough
+        if verified.drafts and self.target.rollback_leaves_work:  # else the draft's start is enough
             start_on_gpu([*cache_arrays(self.cache), *self.contexts.state()])
         if self.phases.enabled:
             self.phases.mark("rollback", [*cache_arrays(self.cache), *self.contexts.state()])

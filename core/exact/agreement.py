@@ -13,7 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cache.kinds import cache_arrays, fork_cache, held_rows
+from ..cache.kinds import cache_arrays, fork_cache
+from ..cache.layer_caches import held_rows
 from ..errors import ExactUnavailable
 from ..options import require_positive
 from ..target.target import Target

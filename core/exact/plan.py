@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from ..cache.fixed import fixed_caches
-from ..cache.kinds import window_of
+from ..cache.layer_caches import window_of
+from ..cache.make import fixed_caches
 from ..cache.tape import Tape
 from ..device import on_cpu
 from ..errors import CacheError, ExactUnavailable, RollbackError
@@ -88,7 +88,7 @@ class ExactTarget(Target):
     def can_queue(self) -> bool:
         """Whether plain steps may be built ahead: where their arithmetic is the suite's own, which
         knows of nothing but its rows. Others run as they were measured, one after another."""
-        return not self.plan.pads and (on_cpu() or self.is_fused)
+        return not self.plan.pads and (on_cpu() or self.independent_rows is not None)
 
     @property
     def can_share_rows(self) -> bool:
@@ -228,7 +228,7 @@ def _plans(target: Target, width: int) -> Iterator[ExactPlan]:
     ones stand in a ring, a block's in order. The fused kernels bring their own attention, which no
     fixed number of keys and no padding concerns, and know how wide they are exact by construction:
     what a measurement might pass by luck is not tried."""
-    known = target.backbone.independent_rows
+    known = target.independent_rows
     if known is not None:
         if known > 1:
             yield ExactPlan(known, pads=False)
@@ -243,7 +243,7 @@ def _plans(target: Target, width: int) -> Iterator[ExactPlan]:
 def exact_base(target: Target) -> Target:
     """What a plan is looked for on: the target itself, or mlx-lm's modules alone where the fused
     kernels do not take all of it."""
-    if target.backbone.independent_rows == 1:
+    if target.independent_rows == 1:
         return Target(target.backbone.stock, target.config)
     return target
 

@@ -8,27 +8,26 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
-from mlx_lm.models import qwen3_next
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model, load_tokenizer
 
 from ..checkpoint.hub import resolve_directory as resolve_directory
+from ..checkpoint.mlx_models import model_module
 from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
 from ..checkpoint.target_config import TargetConfig, read_target_config
 from ..checkpoint.tokenizer_files import require_tokenizer
-from ..cuda.backbone import fused_backbone
-from ..cuda.check import probe_fused
 from ..device import on_cpu
-from ..errors import CheckpointError, DflashError, OptionError, UnsupportedModel
+from ..errors import CheckpointError, DflashError, UnsupportedModel
 from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
-from ..target.families import require_family
-from ..target.forward_check import probe_forward
+from ..target.families import backbone_class
+from ..target.forward_check import check_forward
 from ..target.target import Target
+from .kernels import put_on_kernels
 
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A target that passed its probe, and its tokenizer (mlx-lm's TokenizerWrapper)."""
+    """A target that passed its forward check, and its tokenizer (mlx-lm's TokenizerWrapper)."""
 
     target: Target
     tokenizer: Any
@@ -48,16 +47,16 @@ def resolve_dtype(name: str) -> mx.Dtype | None:
 def load_target(
     config: TargetConfig, dtype_name: str = "auto", kernels: str = DEFAULT_KERNELS
 ) -> LoadedTarget:
-    """Load weights and tokenizer, cast to the compute dtype, and probe the forward.
+    """Load weights and tokenizer, cast to the compute dtype, and check the forward.
 
     kernels: `stock`, MLX's and mlx-lm's own; `fused`, the suite's for CUDA; `auto`, those where
     they fit. Raises
     UnsupportedModel, TensorError or CheckpointError, each naming the file; OptionError for fused
-    kernels where they cannot run; ProbeFailed where the suite's forward is not mlx-lm's own to
+    kernels where they cannot run; ForwardMismatch where the suite's forward is not mlx-lm's own to
     the last bit, or the fused one not the same up to rounding.
     """
     dtype, wanted = resolve_dtype(dtype_name), parse_kernels(kernels)
-    family = require_family(config.model_type, config.file)
+    make_backbone = backbone_class(config.model_type, config.file)
     require_tokenizer(config.path)
     read_headers(weight_files(config.path, TARGET_PATTERN))
     model = load_lazily(config)
@@ -72,30 +71,12 @@ def load_target(
         raise
     except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
         raise _not_loaded(config, exc) from exc
-    backbone = family(model)
+    backbone = make_backbone(model)
     backbone.require_rollback(config.file)
     eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
     target = Target(backbone, replace(config, eos_ids=eos_ids))
-    probe_forward(target)
-    if wanted != "stock":
-        target = _fused(target, required=wanted == "fused")
-    return LoadedTarget(target, tokenizer)
-
-
-def _fused(plain: Target, required: bool) -> Target:
-    """The target over the suite's CUDA kernels, held to the plain one; the plain one where they
-    do not fit and are not required."""
-    backbone = fused_backbone(plain.backbone)
-    if backbone is None or not (required or backbone.fits):
-        if not required:
-            return plain
-        raise OptionError(
-            f"--kernels fused needs MLX on CUDA and a hybrid target, not "
-            f"{plain.config.model_type} on this device; leave it out"
-        )
-    target = Target(backbone, plain.config)
-    probe_fused(plain, target)
-    return target
+    check_forward(target)
+    return LoadedTarget(put_on_kernels(target, wanted), tokenizer)
 
 
 def load_lazily(config: TargetConfig) -> Any:
@@ -104,8 +85,8 @@ def load_lazily(config: TargetConfig) -> Any:
     Raises CheckpointError for what mlx-lm refuses.
     """
     arguments: dict[str, Any] = {"model_config": copy.deepcopy(config.repairs.overrides)}
-    if config.model_type == "qwen3_next":
-        arguments["get_model_classes"] = _qwen3_next_classes
+    if config.family.unread:
+        arguments["get_model_classes"] = lambda **_: _classes_without_unread(config)
     try:
         model, _ = load_model(config.path, lazy=True, **arguments)
     except Exception as exc:  # as above
@@ -119,20 +100,22 @@ def _not_loaded(config: TargetConfig, exc: Exception) -> CheckpointError:
     )
 
 
-class Qwen3NextWithoutMtp(qwen3_next.Model):
-    """mlx-lm drops `mtp.*` from the original numbered-expert files only; in a converted pack
-    those tensors would fail its strict load (formats.md 4.3)."""
+def _classes_without_unread(config: TargetConfig) -> tuple[Any, Any]:
+    """mlx-lm's classes of a family, of which the model never sees the tensors that the family
+    does not read: its strict load would fail over them."""
+    module: Any = model_module(config.model_type)
+    stock: Any = module.Model
 
-    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """As mlx-lm's, without the MTP head."""
-        kept = {name: array for name, array in weights.items() if "mtp." not in name}
-        base: Any = super()
-        sanitized: dict[str, mx.array] = base.sanitize(kept)
-        return sanitized
+    class WithoutUnread(stock):
+        """mlx-lm's model, behind a filter."""
 
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            """As mlx-lm's, over what the family reads."""
+            kept = {name: array for name, array in weights.items() if config.family.reads(name)}
+            sanitized: dict[str, mx.array] = super().sanitize(kept)
+            return sanitized
 
-def _qwen3_next_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
-    return Qwen3NextWithoutMtp, qwen3_next.ModelArgs
+    return WithoutUnread, module.ModelArgs
 
 
 def check_experts(model: Any, config: TargetConfig) -> None:

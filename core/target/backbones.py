@@ -13,20 +13,28 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
-from ..cache.kinds import CacheKind, GdnCache, SlidingCache, own_caches, window_of
-from ..cache.recurrent import Held
+from ..cache.kinds import CacheKind
+from ..cache.layer_caches import class_of, window_of
+from ..cache.make import own_caches
+from ..cache.recurrent import GdnCache, Held
 from ..device import start_reading
 from ..errors import UnsupportedModel
+from ..options import Kernels
 from .gated_delta import GdnTape, gdn_forward, replay
 
 
 class Backbone(ABC):
-    """The parts of one loaded mlx-lm model that decoding needs."""
+    """The parts of one loaded mlx-lm model that decoding needs.
+
+    kernels: whose run the passes, by its name in options and probes; rollback_leaves_work: arrays
+    that the device may begin with before the next draft asks for them.
+    """
 
     cache_kind: CacheKind
-    is_fused = False
+    kernels: Kernels = "stock"
+    rollback_leaves_work = True
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -57,7 +65,7 @@ class Backbone(ABC):
     def require_rollback(self, where: object) -> None:
         """Raise UnsupportedModel where a layer's cache is of a class that no rollback knows."""
         for index, entry in enumerate(self.make_cache()):
-            if not isinstance(entry, GdnCache | KVCache | SlidingCache):
+            if not class_of(entry).rolls_back:
                 raise UnsupportedModel(
                     f"{where}: layer {index} uses a {type(entry).__name__}, which cannot be rolled "
                     "back; a target may have full, sliding and Gated DeltaNet layers only"

@@ -1,25 +1,18 @@
-"""The class that runs each supported model_type."""
+"""The class that runs each kind of decoder; which family has which stands in its row."""
 
 from __future__ import annotations
 
-from ..checkpoint.config_repairs import canonical_type, require_supported
+from ..checkpoint.families import Decoder, require_supported
 from .backbones import Backbone, HybridBackbone, PlainBackbone
 from .gemma4 import Gemma4Backbone
 
-FAMILIES: dict[str, type[Backbone]] = {
+BACKBONES: dict[Decoder, type[Backbone]] = {
     "gemma4": Gemma4Backbone,
-    "gemma4_text": Gemma4Backbone,
-    "gpt_oss": PlainBackbone,
-    "llama": PlainBackbone,
-    "qwen3": PlainBackbone,
-    "qwen3_5": HybridBackbone,
-    "qwen3_5_moe": HybridBackbone,
-    "qwen3_moe": PlainBackbone,
-    "qwen3_next": HybridBackbone,
+    "hybrid": HybridBackbone,
+    "plain": PlainBackbone,
 }
 
 
-def require_family(model_type: str, where: object) -> type[Backbone]:
-    """The backbone class of a model_type, or UnsupportedModel that lists the supported ones."""
-    require_supported(model_type, where)
-    return FAMILIES[canonical_type(model_type)]
+def backbone_class(model_type: str, where: object = "config.json") -> type[Backbone]:
+    """The class for a model_type, or UnsupportedModel that lists the supported ones."""
+    return BACKBONES[require_supported(model_type, where).decoder]

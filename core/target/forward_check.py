@@ -10,27 +10,27 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from ..errors import CheckpointError, ProbeFailed
+from ..errors import CheckpointError, ForwardMismatch
 from .target import Target
 
-PROBE_ROWS = (5, 3, 1)
+CHECK_ROWS = (5, 3, 1)
 """A prompt, a block over a filled cache, one decode step."""
 
 
-def probe_forward(target: Target) -> None:
-    """Raise ProbeFailed unless logits equal the stock model's bitwise (NaN equals NaN), and
+def check_forward(target: Target) -> None:
+    """Raise ForwardMismatch unless logits equal the stock model's bitwise (NaN equals NaN), and
     CheckpointError where the stock model itself cannot run."""
     vocab = target.config.vocab_size
     stock_cache, own_cache = make_prompt_cache(target.backbone.model), target.make_cache()
     start = 0
-    for rows in PROBE_ROWS:
+    for rows in CHECK_ROWS:
         # Spread over the vocabulary, so that no two rows are alike.
         ids = mx.array([[(7919 * index + 11) % vocab for index in range(start, start + rows)]])
         start += rows
         stock = _stock_logits(target, ids, stock_cache)
         own = _own_logits(target, ids, own_cache)
         if not mx.array_equal(stock, own, equal_nan=True):
-            raise ProbeFailed(
+            raise ForwardMismatch(
                 f"{target.config.file}: the suite's forward of {target.config.model_type} differs "
                 f"from mlx-lm's own {_difference(stock, own)} over {rows} rows; the installed "
                 "mlx-lm computes this model in another way than the tested 0.32.2, so nothing was "
@@ -60,7 +60,7 @@ def _own_logits(target: Target, ids: mx.array, cache: list[Any]) -> mx.array:
     try:
         return target.logits_from_hidden(target.forward_with_taps(ids, cache).hidden)
     except (AttributeError, TypeError, ValueError) as exc:
-        raise ProbeFailed(
+        raise ForwardMismatch(
             f"{target.config.file}: the suite's forward of {target.config.model_type} cannot run "
             f"on the modules of the installed mlx-lm ({type(exc).__name__}: {exc}); it is tested "
             "with mlx-lm 0.32.2"

@@ -1,7 +1,7 @@
 """One Gated DeltaNet layer, called over mlx-lm's own submodules so that it can leave a tape.
 
 The arithmetic is mlx-lm's, operation by operation (models/qwen3_5.py and qwen3_next.py, 0.32.2);
-`probe.py` holds the logits bitwise equal at load. No padding, one sequence.
+`forward_check.py` holds the logits bitwise equal at load. No padding, one sequence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gemma 4's decoder: scaled embedding, per-layer inputs, shared keys and values, a soft cap.
 
-Follows mlx-lm's models/gemma4_text.py (0.32.2) over its own submodules; `probe.py` holds the logits
-bitwise equal at load.
+Follows mlx-lm's models/gemma4_text.py (0.32.2) over its own submodules; `forward_check.py` holds
+the logits bitwise equal at load.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cache.kinds import can_drop, offset_of, require_kind, require_list_kind
+from ..cache.kinds import require_kind, require_list_kind
+from ..cache.layer_caches import can_drop, drop_rows, offset_of
 from ..cache.tape import Tape, check_counts, replay_tape
 from ..checkpoint.target_config import TargetConfig
 from ..errors import CacheError, ExternalMask, RollbackError, UnsupportedCache
+from ..options import Kernels
 from .backbones import Backbone
 
 
@@ -41,9 +43,20 @@ class Target:
         self._recurrent = [layer is not None for layer in self._gdn_layers]
 
     @property
-    def is_fused(self) -> bool:
-        """True where passes run through the suite's CUDA kernels."""
-        return self.backbone.is_fused
+    def kernels(self) -> Kernels:
+        """Whose kernels run its passes: `stock`, MLX's, or `fused`, the suite's for CUDA."""
+        return self.backbone.kernels
+
+    @property
+    def independent_rows(self) -> int | None:
+        """Widest pass whose rows are independent of one another by construction; None where
+        nothing but a measurement can tell."""
+        return self.backbone.independent_rows
+
+    @property
+    def rollback_leaves_work(self) -> bool:
+        """Whether a rollback leaves arrays to compute, which may be started at once."""
+        return self.backbone.rollback_leaves_work
 
     @property
     def widest(self) -> int | None:
@@ -183,7 +196,7 @@ class Target:
                     f"layer {index} ({type(layer).__name__}, {offset} tokens) cannot drop {drop}"
                 )
         for layer in cache:
-            layer.trim(drop)
+            drop_rows(layer, drop)
 
     def _forward(
         self, token_ids: mx.array, cache: Sequence[Any], tap_ids: Sequence[int], record: bool

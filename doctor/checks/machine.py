@@ -107,7 +107,7 @@ def _parts(text: str) -> tuple[int, ...]:
 )
 def versions(say: Words, machine: Machine) -> CheckResult:
     """mlx 0.32.1 garbles quantized models; other mlx-lm versions may compute a layer in another
-    way, which the load-time probe refuses."""
+    way, which the forward check at load refuses."""
     found = ", ".join(f"{name} {number or 'missing'}" for name, number in machine.versions.items())
     for name, number in machine.versions.items():
         if number is None or not LOWEST[name] <= _parts(number) < BELOW[name]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...core.cache.bookmark import Bookmark, take_bookmark
 from ...core.cache.kinds import cache_arrays
+from ...core.cache.place import come_back, take_place
 from ...core.decode.choose import greedy
 from ...core.decode.contexts import Contexts
 from ...core.decode.drafter import Drafter, RewindableDrafter, TargetRows
@@ -149,7 +149,7 @@ class Timed:
         self._context = context
         self._vocab = target.config.vocab_size
         self._cache = self._filled()
-        self._mark: Bookmark = take_bookmark(self._cache)
+        self._start = take_place(self._cache, lasting=True)
         self._rows: dict[str, TargetRows] = {}
 
     def verify(self, width: int) -> float:
@@ -161,7 +161,7 @@ class Timed:
         choices = greedy(self._target.logits_from_hidden(result.hidden).squeeze(0))
         self._target.start_reading([choices])()
         self._target.rollback(self._cache, result.tape, keep, width - keep)
-        mx.eval([] if self._target.is_fused else cache_arrays(self._cache))  # as the loop does
+        mx.eval(cache_arrays(self._cache) if self._target.rollback_leaves_work else [])
         spent = self._clock() - started
         self._return()
         return spent
@@ -219,7 +219,7 @@ class Timed:
         return self._rows[name].keep(count)
 
     def _return(self) -> None:
-        self._mark.put_back()
+        come_back(self._cache, self._start)
         mx.eval(cache_arrays(self._cache))
 
     def _filled(self) -> Sequence[Any]:

@@ -134,7 +134,7 @@ def compare_rows(
                 found.append(one)
                 width = one.agreement.width
                 say(f"comparing rows at {context:,} tokens of context, width {width}: {one.way}")
-        if not target.is_fused and not all(one.agreement.holds for one in found):
+        if target.independent_rows is None and not all(one.agreement.holds for one in found):
             for context in options.contexts:
                 say(f"comparing rows at {context:,} tokens of context, padded")
                 found += _rows_made_exact(target, context, options)

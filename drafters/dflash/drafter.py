@@ -79,7 +79,7 @@ class DFlashDrafter:
         self._position = 0
         self._buffers: list[ContextBuffer] = []
         groups = window_groups(model)
-        self._fused = _fused(self, groups) if getattr(ends, "is_fused", False) else None
+        self._fused = _fused(self, groups) if getattr(ends, "kernels", "") == "fused" else None
         self._groups = groups if self._fused else [[index] for index in self._indices]
         self.reset(0)
 

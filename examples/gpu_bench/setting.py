@@ -12,8 +12,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from results import FILE
 
-from dflash_suite.core.cache.bookmark import take_bookmark
 from dflash_suite.core.cache.kinds import cache_arrays
+from dflash_suite.core.cache.place import come_back, take_place
 from dflash_suite.core.cuda.ops.fused_ops import cuda_in_use
 from dflash_suite.core.decode.choose import greedy
 from dflash_suite.core.target.target import Target, TargetPass
@@ -92,7 +92,8 @@ def stock_copy(model: Any, cache: Sequence[Any]) -> list[Any]:
 
 def bookmark(cache: Sequence[Any]) -> Undo:
     """A function that puts the cache back to where it stands now."""
-    return take_bookmark(cache).put_back
+    place = take_place(cache, lasting=True)
+    return lambda: come_back(cache, place)
 
 
 def verify_call(

@@ -190,6 +190,6 @@ def save_family(
 
 
 def load_family(directory: Path, dtype: str = "auto") -> LoadedTarget:
-    """The target of a directory, probed against mlx-lm's own forward; nothing ends its answers."""
+    """The target of a directory, held to mlx-lm's own forward; nothing ends its answers."""
     loaded = load_target(read_target_config(directory), dtype)
     return LoadedTarget(with_eos(loaded.target, ()), loaded.tokenizer)

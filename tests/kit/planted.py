@@ -12,7 +12,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 
-from dflash_suite.core.target.families import FAMILIES
+from dflash_suite.core.target.families import backbone_class
 from dflash_suite.core.target.target import Target
 from tests.kit.tiny import Kind, Precision, make_target
 
@@ -101,5 +101,5 @@ def planted_target(
 
 def unplanted_copy(target: Target) -> Target:
     """The same weights and modules under a new Target."""
-    backbone = FAMILIES[target.config.model_type](target.backbone.model)
+    backbone = backbone_class(target.config.model_type)(target.backbone.model)
     return Target(backbone, replace(target.config))

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
-from dflash_suite.core.cache.kinds import GdnCache
+from dflash_suite.core.cache.recurrent import GdnCache
 
 
 def bits(array: mx.array | None) -> tuple[str, tuple[int, ...], bytes] | None:

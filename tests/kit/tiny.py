@@ -20,7 +20,7 @@ from mlx_lm.models import llama, qwen3, qwen3_5
 
 from dflash_suite.core.checkpoint.target_config import TargetConfig
 from dflash_suite.core.target.backbones import Backbone
-from dflash_suite.core.target.families import FAMILIES
+from dflash_suite.core.target.families import backbone_class
 from dflash_suite.core.target.gated_delta import GdnTape
 from dflash_suite.core.target.target import Target
 
@@ -122,10 +122,10 @@ def make_target(
     eos_ids: Iterable[int] = (),
     **changes: Any,
 ) -> Target:
-    """A tiny target, bound to the backbone class of its family; nothing is probed."""
+    """A tiny target, bound to the backbone class of its family; no forward check."""
     config = target_config(kind, eos_ids, **changes)
     model = make_model(kind, precision, seed, **changes)
-    return Target(FAMILIES[config.model_type](model), config)
+    return Target(backbone_class(config.model_type)(model), config)
 
 
 def with_eos(target: Target, eos_ids: Iterable[int]) -> Target:

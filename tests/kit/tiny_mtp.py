@@ -136,7 +136,7 @@ def save_target(directory: Path, tensors: dict[str, mx.array] | None, **changes:
 
 
 def tiny_target(directory: Path, seed: int = 0, **changes: Any) -> Target:
-    """The target of `save_target`, without a probe."""
+    """The target of `save_target`, without a forward check."""
     loaded = make_target("hybrid", seed=seed, **changes)
     return Target(loaded.backbone, read_target_config(directory))
 

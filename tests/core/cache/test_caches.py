@@ -11,11 +11,11 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models import cache as stock_caches
 
-from dflash_suite.core.cache import kinds as caches
+from dflash_suite.core.cache import recurrent as caches
 from dflash_suite.core.cache.kinds import cache_arrays, cache_kind, require_kind
 from dflash_suite.core.errors import UnsupportedCache
 from dflash_suite.core.target.target import Target
-from tests.kit.snapshots import bits, fed_alone, meaning, whole
+from tests.kit.snapshots import fed_alone, meaning, whole
 from tests.kit.tiny import Kind, make_target, prompt, stock_greedy
 
 stock: Any = stock_caches
@@ -76,31 +76,6 @@ def test_state_is_what_mlx_lm_evaluates() -> None:
     """mlx-lm's prefill calls mx.eval on the states: an int in one is no obstacle."""
     cache = filled([1, 2, 3])
     mx.eval([layer.state for layer in cache])
-
-
-def test_extract_one_of_a_batch() -> None:
-    one, two = filled([1, 2, 3])[0], filled([7, 8, 9])[0]
-    merged = GdnCache.merge([one, two])
-    assert type(merged) is GdnCache and merged.batch_size == 2 and merged.offset == 3
-    for index, single in enumerate((one, two)):
-        taken = merged.extract(index)
-        assert type(taken) is GdnCache and taken.offset == 3
-        assert [bits(a) for a in taken.cache] == [bits(a) for a in single.cache]
-    assert GdnCache().extract(0).empty(), "an empty one can be extracted too"
-
-
-def test_merge_of_empty_caches() -> None:
-    merged = GdnCache.merge([GdnCache(), GdnCache()])
-    assert merged.empty() and merged.offset == 0 and merged.batch_size == 2
-
-
-def test_filter_and_extend_a_batch() -> None:
-    one, two = filled([1, 2, 3])[0], filled([7, 8, 9])[0]
-    merged = GdnCache.merge([one, two])
-    merged.filter(mx.array([1]))
-    assert [bits(a) for a in merged.cache] == [bits(a) for a in two.cache]
-    merged.extend(one)
-    assert [bits(a) for a in merged.extract(1).cache] == [bits(a) for a in one.cache]
 
 
 def test_a_deep_copy_goes_its_own_way() -> None:

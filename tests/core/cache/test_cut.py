@@ -12,10 +12,10 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
-from dflash_suite.core.cache.bookmark import take_bookmark
-from dflash_suite.core.cache.kinds import cache_arrays, fork_cache, held_rows
-from dflash_suite.core.cache.recurrent import Cut, GdnCache, cut_of, put
-from dflash_suite.core.cache.resume import return_to, take_mark
+from dflash_suite.core.cache.kinds import cache_arrays, fork_cache
+from dflash_suite.core.cache.layer_caches import cut_of, held_rows, put
+from dflash_suite.core.cache.place import come_back, take_place
+from dflash_suite.core.cache.recurrent import Cut, GdnCache
 from dflash_suite.core.cuda.backbone import FusedBackbone
 from dflash_suite.core.cuda.ops.reference_ops import OpKernels
 from dflash_suite.core.decode.lookahead import Lookahead
@@ -98,13 +98,11 @@ def test_a_cut_is_what_slicing_gives(keep: int) -> None:
         lambda layer: layer.cache,
         lambda layer: layer.state[0],
         lambda layer: held_rows(layer),
-        lambda layer: layer.extract(0).cache,
-        lambda layer: GdnCache.merge([layer]).cache,
         lambda layer: stock.from_state(layer.state).cache,
         lambda layer: copy.deepcopy(layer).cache,
         lambda layer: fork_cache([layer])[0].cache,
-        lambda layer: take_mark([layer], 0).recurrent[0],
-        lambda layer: take_bookmark([layer]).held[0],
+        lambda layer: take_place([layer]).held[0],
+        lambda layer: take_place([layer], lasting=True).held[0],
     ]
     for reader in readers:
         layer = stock()
@@ -332,25 +330,17 @@ def test_copies_of_a_cut_go_their_own_ways() -> None:
     assert meaning(cache) == before
 
 
-def test_marks_and_bookmarks_come_back_to_a_cut() -> None:
+def test_a_place_comes_back_to_a_cut() -> None:
     target = fused_target()
     before = meaning(rolled_back(target))
-    for take in (bookmarked, marked):
+    for lasting in (False, True):
         cache = rolled_back(target)
-        come_back = take(cache)
+        place = take_place(cache, lasting=lasting)
+        assert place.position == FED + KEEP
         result = target.verify_rows(mx.array([IDS[30 : 30 + ROWS]]), cache, ())
         target.rollback(cache, result.tape, 1, ROWS - 1)
-        come_back()
+        come_back(cache, place)
         assert meaning(cache) == before
-
-
-def bookmarked(cache: list[Any]) -> Callable[[], None]:
-    return take_bookmark(cache).put_back
-
-
-def marked(cache: list[Any]) -> Callable[[], None]:
-    mark = take_mark(cache, FED + KEEP)
-    return lambda: return_to(cache, mark)
 
 
 def test_a_queued_row_behind_a_cut_is_taken_back() -> None:

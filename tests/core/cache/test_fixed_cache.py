@@ -7,17 +7,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import KVCache
 
 from dflash_suite.core.cache import fixed as fixed_cache
-from dflash_suite.core.cache.fixed import CAPACITY_STEP, FixedKVCache, fixed_caches
-from dflash_suite.core.cache.kinds import (
-    GdnCache,
-    KVCache,
-    SlidingCache,
-    can_drop,
-    held_rows,
-    window_of,
-)
+from dflash_suite.core.cache.fixed import FixedKVCache
+from dflash_suite.core.cache.layer_caches import can_drop, held_rows, window_of
+from dflash_suite.core.cache.make import CAPACITY_STEP, fixed_caches
+from dflash_suite.core.cache.recurrent import GdnCache
+from dflash_suite.core.cache.sliding import SlidingCache
 from dflash_suite.core.errors import CacheError, UnsupportedCache
 from tests.kit.families import SLIDING, load_family, save_family
 from tests.kit.snapshots import bits, whole

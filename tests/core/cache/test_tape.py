@@ -11,7 +11,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import cache as stock_caches
 
-from dflash_suite.core.cache.kinds import GdnCache, offset_of, validate_absolute_boundary
+from dflash_suite.core.cache.kinds import validate_absolute_boundary
+from dflash_suite.core.cache.layer_caches import offset_of
+from dflash_suite.core.cache.recurrent import GdnCache
 from dflash_suite.core.cache.tape import Tape
 from dflash_suite.core.errors import CacheError, RollbackError, UnsupportedCache
 from dflash_suite.core.loading.load import LoadedTarget

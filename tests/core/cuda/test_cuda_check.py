@@ -1,4 +1,4 @@
-"""The probe of the fused path: passes rounding, refuses a wrong kernel; kernel text is whole."""
+"""The check of the fused path: passes rounding, refuses a wrong kernel; kernel text is whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_suite.core.cuda.backbone import FusedBackbone, fused_backbone
-from dflash_suite.core.cuda.check import compare, probe_fused
+from dflash_suite.core.cuda.check import check_fused, compare
 from dflash_suite.core.cuda.ops import bodies
 from dflash_suite.core.cuda.ops.fused_ops import cuda_in_use
 from dflash_suite.core.cuda.ops.reference_ops import OpKernels
@@ -18,7 +18,7 @@ from dflash_suite.core.cuda.runtime import launch
 from dflash_suite.core.cuda.runtime.assemble import Body, Function, Signature, assemble, repeats
 from dflash_suite.core.cuda.runtime.launch import Kernel
 from dflash_suite.core.cuda.runtime.steps import GROWING, NO_PACKS, _Call
-from dflash_suite.core.errors import ProbeFailed
+from dflash_suite.core.errors import ForwardMismatch
 from dflash_suite.core.target.target import Target
 from tests.kit.tiny import make_target
 
@@ -42,9 +42,9 @@ def fused(plain: Target, kernels: OpKernels) -> Target:
 
 def test_rounding_passes_and_a_wrong_kernel_does_not() -> None:
     plain = make_target("hybrid")
-    probe_fused(plain, fused(plain, Planted(swapped=False)))
-    with pytest.raises(ProbeFailed, match="fused CUDA kernels differ"):
-        probe_fused(plain, fused(plain, Planted(swapped=True)))
+    check_fused(plain, fused(plain, Planted(swapped=False)))
+    with pytest.raises(ForwardMismatch, match="fused CUDA kernels differ"):
+        check_fused(plain, fused(plain, Planted(swapped=True)))
 
 
 def test_compare_measures_the_worst_row_and_nan_is_no_match() -> None:

@@ -134,7 +134,7 @@ def test_how_wide_rows_are_independent_follows_from_what_the_kernels_take(
     gdn.in_proj_b.weight = gdn.in_proj_b.weight.astype(mx.float32)
     assert target.backbone.independent_rows == 1
     base = exact_base(target)
-    assert not base.is_fused and base.backbone.independent_rows is None
+    assert base.kernels == "stock" and base.backbone.independent_rows is None
     assert not fits_layer(CudaKernels(), SimpleNamespace(mlp=SimpleNamespace(experts=8)), 4)
 
 

@@ -75,7 +75,7 @@ def test_the_default_weight_is_the_corrected_one() -> None:
     settings = GateSettings()
     assert settings.ratio_keep == 0.85 and settings.plain_keep == 0.7
     assert (settings.calibration_steps, settings.warmup_rounds) == (3, 3)
-    assert (settings.probe_base_steps, settings.probe_max_steps) == (32, 512)
+    assert (settings.retry_base_steps, settings.retry_max_steps) == (32, 512)
     assert settings.recalibrate_every_rounds == 48
 
 
@@ -115,7 +115,7 @@ def test_back_off_doubles_to_its_limit_and_every_entry_is_reseeded() -> None:
     for window in (64, 128, 256, 512, 512, 512):
         assert driver.gate.ratio == 2.0
         assert driver.until_it_leaves(0.5) == 7
-        assert driver.gate.probe_steps == window
+        assert driver.gate.retry_steps == window
         driver.plain(window)
         assert driver.gate.route == "dflash2"
 
@@ -128,14 +128,14 @@ def test_only_a_winning_round_resets_the_back_off(realized: float, window: int) 
         driver.until_it_leaves(0.0)
         driver.plain(steps)
     driver.spec(5.0, 3)  # unjudged: no reset
-    assert driver.gate.probe_steps == 128
+    assert driver.gate.retry_steps == 128
     driver.spec(realized, 1)
-    assert driver.gate.probe_steps == (128 if realized < 1 else 32)
+    assert driver.gate.retry_steps == (128 if realized < 1 else 32)
     for _ in range(20):
         if driver.gate.route == PLAIN:
             break
         driver.spec(0.0)
-    assert driver.gate.probe_steps == (window if realized < 1 else 64)
+    assert driver.gate.retry_steps == (window if realized < 1 else 64)
 
 
 def test_one_plain_step_refreshes_the_measure() -> None:
@@ -167,9 +167,9 @@ def test_the_chain_tries_mtp_before_plain() -> None:
     driver = calibrated(CHAIN)
     assert driver.until_it_leaves(0.5) == 7
     assert driver.gate.route == "mtp" and driver.gate.ratio == 2.0
-    assert driver.gate.probe_steps == 32  # nothing is given up yet
+    assert driver.gate.retry_steps == 32  # nothing is given up yet
     assert driver.until_it_leaves(0.5, "mtp") == 7
-    assert driver.gate.route == PLAIN and driver.gate.probe_steps == 64
+    assert driver.gate.route == PLAIN and driver.gate.retry_steps == 64
     driver.plain(64)
     assert driver.gate.route == "dflash2"
 

@@ -169,7 +169,7 @@ def test_rows_wait_but_not_without_end(hybrid: Target, monkeypatch: pytest.Monke
     assert generation.emitter.token_ids == long[:170]
     pieces = [int(rows.token_ids.shape[0]) for rows in drafters[0].observed]
     assert pieces[:4] == [10, 1, 64, 64] and pieces[4] == 150 - 2 * 64
-    assert BACKLOG_ROWS > GateSettings().probe_max_steps
+    assert BACKLOG_ROWS > GateSettings().retry_max_steps
     assert generation.stats.drafter_resets == 0
 
 

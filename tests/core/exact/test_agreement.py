@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from dflash_suite.core.cache.kinds import fork_cache, held_rows
+from dflash_suite.core.cache.kinds import fork_cache
+from dflash_suite.core.cache.layer_caches import held_rows
 from dflash_suite.core.errors import ExactUnavailable, OptionError
 from dflash_suite.core.exact import agreement
 from dflash_suite.core.exact.agreement import Agreement, Text, agree, agree_with_one_row

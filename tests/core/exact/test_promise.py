@@ -198,7 +198,8 @@ def test_off_the_cpu_a_stored_plan_is_the_default_where_it_costs_nothing(
     store(on_disk, free)
     monkeypatch.setattr("dflash_suite.core.exact.promise.on_cpu", lambda: False)
     assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), "MLX's own arithmetic there"
-    monkeypatch.setattr(on_disk.backbone, "is_fused", True)
+    monkeypatch.setattr(on_disk.backbone, "kernels", "fused")
+    monkeypatch.setattr(type(on_disk.backbone), "independent_rows", 16)
     assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), "another key"
     store(on_disk, PADDED)
     assert keep_exact(on_disk, None, 7) == (on_disk, Promise()), "padding costs something"
@@ -217,7 +218,7 @@ def test_a_plan_off_the_cpu_queues_plain_steps_of_the_suites_kernels_alone(
     assert exact.can_queue
     monkeypatch.setattr("dflash_suite.core.exact.plan.on_cpu", lambda: False)
     assert not exact.can_queue and on_disk.can_queue
-    monkeypatch.setattr(on_disk.backbone, "is_fused", True)
+    monkeypatch.setattr(type(on_disk.backbone), "independent_rows", 16)
     assert exact.can_queue
     assert not ExactTarget(on_disk, ExactPlan(16, pads=True)).can_queue
 

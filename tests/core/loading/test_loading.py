@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import base, cache, gated_delta, llama, qwen3, qwen3_5, qwen3_next
 from mlx_lm.models.cache import ChunkedKVCache
 
+from dflash_suite.core.checkpoint.families import FAMILIES
 from dflash_suite.core.checkpoint.target_config import read_target_config
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.device import on_cpu
@@ -36,7 +37,6 @@ from dflash_suite.core.loading.load import (
 )
 from dflash_suite.core.options import DTYPE_NAMES, GenerateOptions
 from dflash_suite.core.target.backbones import PlainBackbone
-from dflash_suite.core.target.families import FAMILIES
 from tests.kit.scripted import ScriptedDrafter, mixed
 from tests.kit.tiny import (
     VOCAB,
@@ -137,7 +137,7 @@ def test_files_can_go_after_the_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_after_the_load_is_the_weights(tmp_path: Path, dtype: str) -> None:
-    """D2: one copy, also where the load casts; the probe's caches are gone."""
+    """D2: one copy, also where the load casts; the forward check's caches are gone."""
     save_checkpoint(tmp_path, "hybrid", "bfloat16", vocab_size=8192)
     gc.collect()
     mx.clear_cache()

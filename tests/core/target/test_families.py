@@ -12,13 +12,15 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import RotatingKVCache
 
-from dflash_suite.core.checkpoint.config_repairs import SUPPORTED
+from dflash_suite.core.checkpoint.families import FAMILIES, Family, find_family
+from dflash_suite.core.checkpoint.target_config import read_target_config
 from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.errors import UnsupportedModel
 from dflash_suite.core.loading.load import LoadedTarget
 from dflash_suite.core.options import GenerateOptions
-from dflash_suite.core.target.families import FAMILIES
+from dflash_suite.core.target.families import BACKBONES
 from dflash_suite.core.target.target import Target
-from tests.kit.families import CONFIGS, DENSE, SLIDING, load_family, save_family
+from tests.kit.families import CONFIGS, DENSE, SLIDING, family_config, load_family, save_family
 from tests.kit.scripted import ScriptedDrafter, mixed
 from tests.kit.snapshots import assert_as_fed_alone, fed_alone, meaning
 from tests.kit.tiny import LAYERS, VOCAB, PieceDetokenizer, assert_varied, prompt, stock_greedy
@@ -112,9 +114,26 @@ def assert_window_as_fed_alone(cache: list[Any], model: Any, ids: list[int]) -> 
     return sliding
 
 
-def test_the_supported_names_are_the_runnable_ones() -> None:
-    assert sorted(FAMILIES) == sorted(SUPPORTED)
-    assert {name.split("-")[0] for name in CONFIGS} == set(SUPPORTED)
+def test_every_family_has_a_decoder_and_is_tested() -> None:
+    assert {family.decoder for family in FAMILIES.values()} == set(BACKBONES)
+    assert {name.split("-")[0] for name in CONFIGS} == set(FAMILIES)
+
+
+def test_a_new_family_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read, repaired, loaded, held to mlx-lm's own forward and decoded: nothing else names it."""
+    raw = {**family_config("llama"), "model_type": "qwen2", "rope_parameters": {"rope_theta": 5e5}}
+    del raw["rope_theta"]
+    monkeypatch.setitem(CONFIGS, "qwen2", raw)
+    with pytest.raises(UnsupportedModel, match="'qwen2' is not supported"):
+        load_family(save_family(tmp_path, "qwen2"))
+    row = Family("qwen2", "plain", "flat", needs_theta=True, aliases=("qwen2_text",))
+    monkeypatch.setitem(FAMILIES, "qwen2", row)
+    config = read_target_config(tmp_path)
+    assert config.repairs.overrides == {"rope_theta": 5e5} and find_family("qwen2_text") is row
+    target, ids = load_family(tmp_path).target, prompt(PROMPT_TOKENS)
+    stock = stock_greedy(target.backbone.model, ids, NEW_TOKENS + BLOCK)
+    own = speculate(target, ids, stock).emitter.token_ids
+    assert_same_ids(target, ids, own, stock[:NEW_TOKENS])
 
 
 @pytest.mark.parametrize(("name", "precision"), PRECISIONS)

@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from dflash_suite.core.cache.bookmark import take_bookmark
-from dflash_suite.core.cache.kinds import fork_cache, held_rows
+from dflash_suite.core.cache.kinds import fork_cache
+from dflash_suite.core.cache.layer_caches import held_rows
+from dflash_suite.core.cache.place import come_back, take_place
 from dflash_suite.core.decode.drafter import Drafter
 from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
 from dflash_suite.core.target.target import Target
@@ -49,17 +50,17 @@ def same_rows(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 @pytest.mark.parametrize(("kind", "changes"), KINDS, ids=str)
 @pytest.mark.parametrize("context", [5, 30])
-def test_a_bookmark_puts_everything_back(kind: Kind, changes: dict[str, Any], context: int) -> None:
+def test_a_lasting_place_brings_all_back(kind: Kind, changes: dict[str, Any], context: int) -> None:
     """After blocks, single rows and a wrapped ring, more than once."""
     target = make_target(kind, **changes)
     cache = target.make_cache()
     target.forward_with_taps(mx.array([prompt(context)]), cache)
-    before, mark = fork_cache(cache), take_bookmark(cache)
+    before, place = fork_cache(cache), take_place(cache, lasting=True)
     for widths in ([4, 1, 1], [1] * 15, [16, 7]):
         for width in widths:
             target.forward_with_taps(seeded_ids(width, VOCAB, width)[None], cache)
         assert not same_rows(cache, before)
-        mark.put_back()
+        come_back(cache, place)
         assert same_rows(cache, before)
         assert [layer.offset for layer in cache] == [context] * len(cache)
     following = mx.array([prompt(3, seed=9)])

@@ -54,7 +54,7 @@ class Ends:
     head_projection: Any = None
 
     def __init__(self, vocab: int, bits: int) -> None:
-        self.is_fused = False
+        self.kernels = "stock"
         table: Any = nn.Embedding(vocab, WIDTH)
         table.weight = mx.random.normal(table.weight.shape).astype(mx.bfloat16)
         self._head = mx.random.normal((vocab, WIDTH)).astype(mx.bfloat16)
@@ -94,7 +94,7 @@ def make_drafters(
     plain, exact_one = (
         DFlashDrafter(m, config, ends, make_rope(config)) for m in (models[0], exact)
     )
-    ends.is_fused = True
+    ends.kernels = "fused"
     fast = DFlashDrafter(models[1], config, ends, make_rope(config))
     assert plain._fused is None and fast._fused is not None
     return fast, plain, exact_one

@@ -14,7 +14,7 @@ import pytest
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.stats import Chunk
-from dflash_suite.core.target.families import FAMILIES
+from dflash_suite.core.target.families import backbone_class
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.dflash.container import DrafterKind
 from tests.kit.naive_drafter import NaiveDrafter, as_float64
@@ -75,7 +75,7 @@ def make(kind: Kind, tied: bool, quantized: str) -> Target:
     )
     mx.eval(model.parameters())
     config = target_config(kind, **changes)  # type: ignore[arg-type]
-    return Target(FAMILIES[config.model_type](model), config)
+    return Target(backbone_class(config.model_type)(model), config)
 
 
 def unpacked(module: Any) -> mx.array:

@@ -1,4 +1,4 @@
-"""The probe at load: it passes what is mlx-lm's own forward and stops everything else."""
+"""The forward check at load: it passes what is mlx-lm's own forward and stops everything else."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from dflash_suite.core.errors import CheckpointError, ProbeFailed
+from dflash_suite.core.errors import CheckpointError, ForwardMismatch
 from dflash_suite.core.loading.load import open_target
 from dflash_suite.core.target import families
 from dflash_suite.core.target.backbones import Backbone, HybridBackbone, PlainBackbone
-from dflash_suite.core.target.forward_check import probe_forward
+from dflash_suite.core.target.forward_check import check_forward
 from dflash_suite.core.target.gated_delta import GdnTape
 from dflash_suite.core.target.target import Target
 from tests.kit.tiny import (
@@ -30,21 +30,21 @@ from tests.kit.tiny import (
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "4bit"])
 @pytest.mark.parametrize("kind", ["hybrid", "dense", "llama"])
 def test_every_family_and_precision_passes(kind: Kind, precision: Precision) -> None:
-    probe_forward(make_target(kind, precision))
+    check_forward(make_target(kind, precision))
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "dense"])
 def test_tied_heads_and_more_layers_pass(kind: Kind) -> None:
-    probe_forward(make_target(kind, tie_word_embeddings=True))
-    probe_forward(make_target(kind, num_hidden_layers=9))
-    probe_forward(make_target(kind, vocab_size=11))
+    check_forward(make_target(kind, tie_word_embeddings=True))
+    check_forward(make_target(kind, num_hidden_layers=9))
+    check_forward(make_target(kind, vocab_size=11))
 
 
 def test_nan_equals_nan() -> None:
     """A broken checkpoint is not the suite's fault: its plain text would be the same."""
     target = make_target("hybrid")
     target.backbone.body.norm.weight = target.backbone.body.norm.weight * float("nan")
-    probe_forward(target)
+    check_forward(target)
 
 
 Pass = tuple[mx.array, list[mx.array], list[GdnTape | None]]
@@ -128,8 +128,8 @@ PLANTED: dict[type[Backbone], str] = {
 def test_a_planted_fault_is_found(planted: type[Backbone]) -> None:
     kind: Kind = "hybrid" if issubclass(planted, HybridBackbone) else "dense"
     target = Target(planted(make_model(kind)), target_config(kind))
-    with pytest.raises(ProbeFailed, match=PLANTED[planted]) as caught:
-        probe_forward(target)
+    with pytest.raises(ForwardMismatch, match=PLANTED[planted]) as caught:
+        check_forward(target)
     message = str(caught.value)
     assert str(Path("tiny") / "config.json") in message
     assert "mlx-lm 0.32.2" in message and "nothing was decoded" in message
@@ -139,8 +139,8 @@ def test_the_loader_stops_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """End to end: a checkpoint that loads well and computes otherwise is not decoded."""
     save_checkpoint(tmp_path)
     open_target(str(tmp_path))
-    monkeypatch.setitem(families.FAMILIES, "qwen3_5", WrongNorm)
-    with pytest.raises(ProbeFailed, match=str(tmp_path)):
+    monkeypatch.setitem(families.BACKBONES, "hybrid", WrongNorm)
+    with pytest.raises(ForwardMismatch, match=str(tmp_path)):
         open_target(str(tmp_path))
 
 
@@ -155,19 +155,19 @@ def test_layers_that_return_something_else() -> None:
 
             return [wrapped(layer) for layer in self.model.layers]
 
-    with pytest.raises(ProbeFailed, match="cannot run on the modules of the installed mlx-lm"):
-        probe_forward(Target(Tuples(make_model("dense")), target_config("dense")))
+    with pytest.raises(ForwardMismatch, match="cannot run on the modules of the installed mlx-lm"):
+        check_forward(Target(Tuples(make_model("dense")), target_config("dense")))
 
 
 def test_a_model_that_mlx_lm_itself_cannot_run() -> None:
     model = make_model("dense")
     model.model.norm = None
     with pytest.raises(CheckpointError, match="mlx-lm's own forward of qwen3 fails"):
-        probe_forward(Target(PlainBackbone(model), target_config("dense")))
+        check_forward(Target(PlainBackbone(model), target_config("dense")))
 
 
-def test_the_probe_leaves_the_target_as_it_was() -> None:
+def test_the_check_leaves_the_target_as_it_was() -> None:
     target = make_target("hybrid")
-    probe_forward(target)
+    check_forward(target)
     assert all(layer.offset == 0 for layer in target.make_cache())
     assert target.backbone.model.training is False
