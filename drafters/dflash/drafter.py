@@ -239,19 +239,16 @@ def window_groups(model: DFlashModel) -> list[list[int]]:
 
 def _fused(drafter: DFlashDrafter, groups: list[list[int]]) -> FusedDraft | None:
     """The same drafter over the suite's CUDA kernels, where they take its sizes and types."""
-    from .cuda.draft import FusedDraft, can_fuse  # only here: it imports mlx-lm
+    from .cuda.draft import DraftEnds, FusedDraft, can_fuse  # only here: it imports mlx-lm
 
     if not can_fuse(drafter.model, drafter.config, drafter._rope):
         return None
     ends, config = cast(FusedEnds, drafter._ends), drafter.config
     is_bare = config.output_multiplier == 1.0 and config.final_logit_softcapping is None
-    return FusedDraft(
-        drafter.model,
-        drafter.config,
-        groups,
+    borrowed = DraftEnds(
         ends.embed_token_ids,
         drafter.block_logits,
-        drafter._rope,
         ends.embedding_table,
         ends.head_projection if is_bare else None,
     )
+    return FusedDraft(drafter.model, drafter.config, groups, borrowed, drafter._rope)

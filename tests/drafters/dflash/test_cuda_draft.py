@@ -322,11 +322,10 @@ def fused_again(drafter: DFlashDrafter) -> fused.FusedDraft:
         drafter.model,
         drafter.config,
         drafter._groups,
-        ends.embed_token_ids,
-        drafter.block_logits,
+        fused.DraftEnds(
+            ends.embed_token_ids, drafter.block_logits, ends.embedding_table, ends.head_projection
+        ),
         drafter._rope,
-        ends.embedding_table,
-        ends.head_projection,
     )
 
 
