@@ -21,6 +21,7 @@ from .commands.doctor import doctor
 from .commands.generate import generate
 from .commands.quantize import QuantizeCommand, quantize
 from .interrupt import is_interrupt
+from .options.foreign import ForeignAwareCommand
 from .options.settings import option_defaults
 from .text.footer import print_error, print_note
 
@@ -68,15 +69,26 @@ def open_missing_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
+EXAMPLES = """Examples:
+
+dflash generate --stats
+
+dflash generate "Write a class for a stack." --model Qwen/Qwen3.5-9B
+
+dflash doctor Qwen/Qwen3.5-9B --drafter z-lab/Qwen3.5-9B-DFlash
+"""
+"""The first runs with nothing but what is bundled."""
+
 app = typer.Typer(
     cls=Group,
     name="dflash",
     no_args_is_help=True,
+    epilog=EXAMPLES,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(generate)
+app.command(cls=ForeignAwareCommand)(generate)
 app.command(cls=QuantizeCommand)(quantize)
 app.command()(doctor)
 app.command()(bench)
@@ -109,7 +121,6 @@ def main(
 ) -> None:
     """Speculative decoding on MLX: several tokens per pass, the text exactly the model's own.
 
-    A target (Qwen3.5 hybrids, plain transformers) is sped up by a DFlash or DFlash2 drafter, or by
-    its own MTP head.
+    A DFlash or DFlash2 drafter, or the target's own MTP head, proposes what the target checks.
     """
     context.default_map = option_defaults(SETTABLE)
