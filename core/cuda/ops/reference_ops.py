@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 
-from ...target.gated_delta import convolve, recur
+from ...target.gated_delta import GdnRows, convolve, recur
 from ..runtime.steps import NO_PACKS, Packs
 
 Fed = tuple[mx.array, mx.array, mx.array]
@@ -102,14 +102,13 @@ class OpKernels:
         if place is not None:
             window, state = kept(window, state, layer.conv_kernel_size - 1, place[1:])
         conv_input = mx.concatenate([window, qkv], axis=1)
-        q, k, v = convolve(layer, conv_input, rows)
+        recurrent = GdnRows(*convolve(layer, conv_input, rows), a, b)
         if not every:
-            y, state = recur(layer, q, k, v, a, b, state)
+            y, state = recur(layer, recurrent, state)
             return y, state, mx.contiguous(conv_input[:, -(layer.conv_kernel_size - 1) :])
         outputs, states = [], []
         for row in range(rows):
-            at = slice(row, row + 1)
-            y, state = recur(layer, q[:, at], k[:, at], v[:, at], a[:, at], b[:, at], state)
+            y, state = recur(layer, recurrent.part(row, row + 1), state)
             outputs.append(y)
             states.append(state)
         return mx.concatenate(outputs, axis=1), mx.concatenate(states), conv_input

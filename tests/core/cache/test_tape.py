@@ -199,9 +199,9 @@ def test_the_tape_holds_what_was_fed(block: Block) -> None:
     assert [layer is not None for layer in block.tape.layers] == [True, True, True, False]
     for index, record in enumerate(block.tape.layers[:3]):
         assert record is not None and record.rows == ROWS
-        assert record.q.shape == record.k.shape == (1, ROWS, 2, 16)
-        assert record.v.shape == (1, ROWS, 4, 16)
-        assert record.a.shape == record.b.shape == (1, ROWS, 4)
+        assert record.fed.q.shape == record.fed.k.shape == (1, ROWS, 2, 16)
+        assert record.fed.v.shape == (1, ROWS, 4, 16)
+        assert record.fed.a.shape == record.fed.b.shape == (1, ROWS, 4)
         assert record.conv_input.shape == (1, 3 + ROWS, 128)
         assert record.state_out is block.cache[index][1]
         assert record.state_out.dtype == mx.float32
@@ -295,7 +295,7 @@ def test_a_tape_on_an_attention_layer(block: Block) -> None:
 def test_a_layers_tape_with_other_rows(block: Block) -> None:
     record = block.tape.layers[1]
     assert record is not None
-    shorter = dataclasses.replace(record, q=record.q[:, :3])
+    shorter = dataclasses.replace(record, fed=record.fed.part(0, 3))
     layers = (block.tape.layers[0], shorter, *block.tape.layers[2:])
     tape = dataclasses.replace(block.tape, layers=layers)
     message = "the tape of GDN layer 1 holds 3 rows, expected 4"

@@ -16,7 +16,8 @@ from dflash_suite.core.decode.drafter import Drafter
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.errors import CacheError, ExactUnavailable, OptionError, RollbackError
-from dflash_suite.core.exact.plan import ExactPlan, ExactTarget, exact_width, find_plan
+from dflash_suite.core.exact.exact_plan import ExactPlan
+from dflash_suite.core.exact.plan import ExactTarget, exact_width, find_plan
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.dflash.container import DrafterKind

@@ -14,7 +14,8 @@ from dflash_suite.core.decode.chat import encode_text
 from dflash_suite.core.decode.drafter import Drafter
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.exact.agreement import blocks_agree
-from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
+from dflash_suite.core.exact.exact_plan import ExactPlan
+from dflash_suite.core.exact.plan import ExactTarget
 from dflash_suite.core.exact.promise import Promise, keep_exact
 from dflash_suite.core.options import GenerateOptions, LoadOptions
 from dflash_suite.core.probe_store import StoredProbe, probe_key, save_probe
