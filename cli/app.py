@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +33,7 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; `ctx` is a context of the click that typer brings along."""
         open_missing_streams()
+        ctx.meta[ASKS_FOR_HELP] = asks_for_help([*ctx._protected_args, *ctx.args])
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, ImportError) as exc:  # where a command has nothing to keep
@@ -51,6 +53,16 @@ class Group(TyperGroup):
             print_error(f"stdout cannot be written: {exc.strerror}")
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from exc
+
+
+ASKS_FOR_HELP = "dflash.asks_for_help"
+
+
+def asks_for_help(args: Sequence[str]) -> bool:
+    """Whether a command is only asked for its help, for which settings are not read: help must
+    not fail because of a setting."""
+    options = args[: args.index("--")] if "--" in args else args
+    return "--help" in options or "-h" in options
 
 
 STDOUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
@@ -123,4 +135,5 @@ def main(
 
     A DFlash or DFlash2 drafter, or the target's own MTP head, proposes what the target checks.
     """
-    context.default_map = option_defaults(SETTABLE)
+    if not context.meta.get(ASKS_FOR_HELP, False):
+        context.default_map = option_defaults(SETTABLE)

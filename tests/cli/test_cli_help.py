@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer.main
 from typer.testing import CliRunner
@@ -71,3 +73,19 @@ def test_aliases() -> None:
     assert by_argument.stdout == by_option.stdout != ""
     both = CliRunner().invoke(app, [*one, "def f(", "--prompt", "def f("])
     assert both.exit_code == 2 and "not both" in both.stderr
+
+
+@pytest.mark.parametrize("place", ["variable", "file"])
+def test_help_and_version_need_no_sound_settings(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if place == "variable":
+        monkeypatch.setenv("DFLASH_TEMPERATURE", "hot")
+    else:
+        (tmp_path / "dflash.toml").write_text("temperature = 'hot'")
+    assert CliRunner().invoke(app, ["generate", "-n", "1"]).exit_code == 1
+    for arguments in (["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)):
+        assert CliRunner().invoke(app, arguments).exit_code == 0, arguments
+    behind = CliRunner().invoke(app, ["generate", "--", "--help"])
+    assert behind.exit_code == 1 and "temperature" in behind.stderr.lower()
