@@ -15,7 +15,7 @@ from ...core.device import on_cpu
 from ...core.errors import ExactUnavailable
 from ...core.exact.agreement import agree, agree_at_widths, agree_with_one_rows
 from ...core.exact.exact_plan import ExactPlan
-from ...core.exact.plan import ExactTarget, exact_base, find_plan
+from ...core.exact.plan import PADDED_WIDTHS, ExactTarget, exact_base, find_plan
 from ...core.options import MAX_DRAFT_TOKENS, GenerateOptions
 from ...core.probe_store import ProbeKey, StoredProbe, conditions, probe_key, save_probe, today
 from ...core.target.target import Target
@@ -34,8 +34,6 @@ from .report import (
 )
 
 Say = Callable[[str], None]
-PADDED_WIDTHS = (4, 8, 16)
-"""Widths at which padding and a fixed number of keys are tried, where rows differ without."""
 
 
 def default_options() -> ProbeOptions:
@@ -192,7 +190,7 @@ def _rows_as_they_are(target: Target, context: int, options: ProbeOptions) -> It
 
 
 def _rows_made_exact(target: Target, context: int, options: ProbeOptions) -> Iterator[RowsFinding]:
-    widths = [width for width in PADDED_WIDTHS if width in options.widths]
+    widths = [width for width in sorted(PADDED_WIDTHS) if width in options.widths]
     fixed = ExactTarget(target, ExactPlan(max(widths), pads=False, fixes_keys=True))
     for found in agree_with_one_rows(fixed, widths, context, options.agreement_tokens):
         yield RowsFinding("one row", fixed.plan.way, found)

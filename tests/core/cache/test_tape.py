@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ from mlx_lm.models import cache as stock_caches
 from dflash_suite.core.cache.kinds import validate_absolute_boundary
 from dflash_suite.core.cache.layer_caches import offset_of
 from dflash_suite.core.cache.recurrent import GdnCache
-from dflash_suite.core.cache.tape import Tape
+from dflash_suite.core.cache.tape import Tape, replay_tape
 from dflash_suite.core.errors import CacheError, RollbackError, UnsupportedCache
 from dflash_suite.core.loading.load import LoadedTarget
 from dflash_suite.core.target import gated_delta as gdn
@@ -300,6 +300,20 @@ def test_a_layers_tape_with_other_rows(block: Block) -> None:
     tape = dataclasses.replace(block.tape, layers=layers)
     message = "the tape of GDN layer 1 holds 3 rows, expected 4"
     block.refused(lambda: block.replay(2, 2, tape), message)
+
+
+def test_a_replay_that_gives_no_state_changes_nothing(block: Block) -> None:
+    """One layer of four cannot go back: none does."""
+    backbone = block.target.backbone
+
+    def forgetful(tapes: Sequence[Any], keep: int) -> list[Any]:
+        return [*backbone.replay(tapes, keep)[:2], None, None]
+
+    layers = backbone.gdn_layers()
+    block.refused(
+        lambda: replay_tape(layers, block.cache, block.tape, 2, 2, forgetful),
+        "layer 2 cannot go back by 2 rows",
+    )
 
 
 def test_the_cache_has_moved_since(block: Block) -> None:
