@@ -18,6 +18,7 @@ from dflash_suite.core.cuda.ops.ends import block_ids, join_rows
 from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
 from dflash_suite.core.cuda.ops.projections import fit_together
 from dflash_suite.core.decode.drafter import TargetRows
+from dflash_suite.core.options import Kernels
 from dflash_suite.drafters.dflash.config import DrafterConfig, read_drafter_config
 from dflash_suite.drafters.dflash.cuda import draft as fused
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter, DFlashModel
@@ -54,7 +55,7 @@ class Ends:
     head_projection: Any = None
 
     def __init__(self, vocab: int, bits: int) -> None:
-        self.kernels = "stock"
+        self.kernels: Kernels = "stock"
         table: Any = nn.Embedding(vocab, WIDTH)
         table.weight = mx.random.normal(table.weight.shape).astype(mx.bfloat16)
         self._head = mx.random.normal((vocab, WIDTH)).astype(mx.bfloat16)
