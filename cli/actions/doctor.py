@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from ...doctor.probe.options import parse_contexts
 from ..text.diagnosis import print_diagnosis
 from ..text.footer import print_note
 from ..text.progress import Progress
+from ..text.terminal import print_document
 from .exit_codes import CANCELLED_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run_doctor(call: DoctorCall) -> None:
             print_note("interrupted before the probe was done")
             raise typer.Exit(CANCELLED_EXIT_CODE) from None
     if call.as_json:
-        print(json.dumps(diagnosis.to_dict(found), ensure_ascii=False))
+        print_document(diagnosis.to_dict(found))
     elif found is not None:
         from ..text.probe import print_probe
 

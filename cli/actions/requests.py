@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import DflashError, OptionError, PromptError
 from ...core.options import GenerateOptions, parse_speculation
 from ...core.sampling_options import SamplingOptions
+from ..text.terminal import print_document
 
 if TYPE_CHECKING:
     from ...drafters.engine import Engine
@@ -30,15 +31,13 @@ def serve(engine: Engine, source: str, defaults: GenerateOptions, speculation: s
 
     defaults and speculation: what a request has where its line is silent.
     """
-    if hasattr(sys.stdout, "reconfigure"):  # an id may hold what no encoding can
-        sys.stdout.reconfigure(errors="backslashreplace")
     errors = 0
     for number, line in enumerate(_lines(source), start=1):
         if not line.strip():
             continue
         result = answer(engine, number, line, defaults, speculation)
         errors += "error" in result
-        print(json.dumps(result, ensure_ascii=False), flush=True)
+        print_document(result, flush=True)
     return errors
 
 
@@ -73,12 +72,17 @@ def _lines(source: str) -> Iterator[str]:
 
 def _object(line: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(line)
+        value = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:  # also a number of thousands of digits
         raise PromptError(f"the line is not JSON: {exc}") from exc
     if not isinstance(value, dict):
         raise PromptError(f"the line holds a {type(value).__name__}, expected a JSON object")
     return value
+
+
+def _no_constant(name: str) -> None:
+    """Python's reader takes NaN and Infinity, which JSON does not have."""
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _require_known(fields: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from ..options import output as show
 from ..options import prompt as ask
 from ..options import sampling as sample
 from ..options.settings import format_settings
+from ..text.terminal import print_text
 
 
 def generate(
@@ -69,7 +70,7 @@ def generate(
     The answer streams to stdout; progress and the footer go to stderr.
     """
     if show_settings:
-        print(format_settings(context))
+        print_text(format_settings(context))
         return
     chances = SamplingOptions(
         temperature=temperature,

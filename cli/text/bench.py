@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as RichTable
 
 from ...core.bench.report import BenchReport
@@ -15,6 +14,7 @@ from ...core.bench.sweep import Best
 from ...core.exact.exact_plan import ExactPlan
 from ...drafters.bench.prompts import kinds_of
 from .bench_tables import Table, arm_labels, make_tables
+from .terminal import styled, text_console
 
 NAMED = ("requested", "route")
 """Settings that an arm's name already tells."""
@@ -28,17 +28,22 @@ VERDICTS = {
 
 def print_report(context: Mapping[str, Any], report: BenchReport, best: Best | None) -> None:
     """Everything, for people."""
-    console = Console(highlight=False)
+    console = text_console()
     for line in format_head(context, report):
-        console.print(escape(line))
-    for table in make_tables(report):
-        console.print(rich_table(table))
-        console.print(f"[dim]{escape(table.note)}[/dim]\n" if table.note else "")
+        console.print(styled(console, line))
+    print_tables(console, make_tables(report))
     for line in format_findings(report, best):
-        console.print(escape(line))
+        console.print(styled(console, line))
 
 
-def rich_table(table: Table) -> RichTable:
+def print_tables(console: Console, tables: Iterable[Table]) -> None:
+    """Each table, and its note below."""
+    for table in tables:
+        console.print(rich_table(console, table))
+        console.print(styled(console, f"{table.note}\n" if table.note else "", "dim"))
+
+
+def rich_table(console: Console, table: Table) -> RichTable:
     """Numbers are never cut or broken: one column of words folds where the terminal is narrow."""
     made = RichTable(
         title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
@@ -52,7 +57,7 @@ def rich_table(table: Table) -> RichTable:
             no_wrap=index != table.folding,
         )
     for row in table.rows:
-        made.add_row(*(escape(cell) for cell in row))
+        made.add_row(*(styled(console, cell) for cell in row))
     return made
 
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from ...core.stats import PHASES, GenerationStats
 from ...drafters.routes import Route
+from .terminal import styled, text_console
 
 
 def stderr_console() -> Console:
     """Where progress, footers and errors go; long paths are never broken at 80 columns."""
-    return Console(stderr=True, soft_wrap=True, highlight=False)
+    return text_console(stderr=True, soft_wrap=True)
 
 
 def print_error(message: str) -> None:
     """One error line on stderr."""
-    stderr_console().print(f"[red]error:[/red] {escape(message)}")
+    console = stderr_console()
+    console.print(Text.assemble(("error:", "red"), " ", styled(console, message)))
 
 
 def print_note(message: str) -> None:
     """One dim line on stderr."""
-    stderr_console().print(f"[dim]{escape(message)}[/dim]")
+    console = stderr_console()
+    console.print(styled(console, message, "dim"))
 
 
 def format_footer(route: Route, stats: GenerationStats, block: str, device_note: str) -> str:
