@@ -10,8 +10,9 @@ from ...core.errors import OptionError
 from ...core.options import CheckOptions, GenerateOptions, LoadOptions, QuantizeOptions
 from ...core.report import Report
 from ..input.prompt_file import encode_prompt_line, read_prompt_lines
+from ..text.footer import print_note
 from ..text.progress import Progress
-from ..text.slab import format_check, format_quantized, format_slabs
+from ..text.slab import format_check, format_pruned, format_quantized, format_slabs
 from ..text.terminal import print_document, print_text
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def run_quantize(call: QuantizeCall) -> None:
         return
     if call.asked.drafter is None:
         raise OptionError("give DRAFTER (a directory or hub id), or --list, or --prune")
+    if call.comparing.model is not None and call.comparing.prompts is None and not call.quiet:
+        print_note("--model is ignored: it is the target of --check, which was not given")
     progress = Progress(enabled=not call.quiet)
     with progress:
         from ...drafters.quantize import quantize_drafter
@@ -135,8 +138,10 @@ def _list(call: QuantizeCall) -> None:
     if call.as_json:
         slabs = [{**entry.to_dict(), "removed": entry in removed} for entry in entries]
         print_document(_document(slabs=slabs))
+    elif call.asked.prune:
+        print_text(format_pruned(entries, removed))
     else:
-        print_text(format_slabs(entries, removed))
+        print_text(format_slabs(entries))
 
 
 def _document(**parts: Any) -> dict[str, Any]:

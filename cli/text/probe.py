@@ -181,7 +181,7 @@ def draft_line(draft: DraftFinding) -> str:
         what = f"{draft.name}: best with -k {draft.best - 1}"
     else:
         what = f"{draft.name}: best block {draft.best} of {draft.trained} trained"
-    verdict = "" if draft.pays else ", so plain decoding is no slower"
+    verdict = "" if draft.pays else ", so it does not pay here"
     same = draft.answers - draft.differing
     return (
         f"{what}, predicted at {spread} of plain speed{verdict}; ids of {same} of "
