@@ -1,4 +1,4 @@
-"""safetensors headers, checked before any data is read (requirements.md R21).
+"""safetensors headers, checked before any data is read.
 
 Reads the first 8 bytes and the JSON header of a file; tensor data is never touched here.
 """
@@ -193,9 +193,11 @@ def read_headers(files: list[Path]) -> dict[str, TensorInfo]:
 
 
 def merge_headers(headers: Iterable[Header]) -> dict[str, TensorInfo]:
-    """As read_headers, from headers that were read."""
+    """As read_headers, from headers that were read; no tensor in any is a TensorError too."""
     merged: dict[str, TensorInfo] = {}
+    files: list[Path] = []
     for header in headers:
+        files.append(header.file)
         for name, info in header.tensors.items():
             if name in merged:
                 raise TensorError(
@@ -203,6 +205,11 @@ def merge_headers(headers: Iterable[Header]) -> dict[str, TensorInfo]:
                     "them"
                 )
             merged[name] = info
+    if files and not merged:
+        raise TensorError(
+            f"{listing([str(file) for file in files])}: there is a header, and no tensor in it; "
+            "fetch the weights again"
+        )
     return merged
 
 

@@ -30,7 +30,7 @@ from ...drafters.guards import check_is_target
 from ...drafters.kinds import classify
 from ..results import NotReached
 from .machine import Machine
-from .once import once
+from .once import once, reach
 from .tokenizer import TokenizerFiles
 
 
@@ -64,7 +64,7 @@ class Checkpoint:
     @once
     def files(self) -> list[Path]:
         """The weight files that the loader would open. Raises ModelNotFound or TensorError."""
-        assert self.kind
+        reach(self.kind)
         return weight_files(self.directory, self.pattern)
 
     @once
@@ -91,7 +91,7 @@ class TargetSubject(Checkpoint):
     @once
     def config(self) -> TargetConfig:
         """What the loader reads of it. Raises ConfigError."""
-        assert self.kind
+        reach(self.kind)
         return read_target_config(self.directory)
 
     @once
@@ -102,7 +102,7 @@ class TargetSubject(Checkpoint):
     @once
     def skeleton(self) -> bones.Skeleton:
         """The same with the files' tensors beside it. Raises TensorError."""
-        assert self.tensors and self.model
+        reach(self.tensors, self.model)
         if bones.states_other_packing(self.config):
             from ...core.loading.load import load_lazily  # a second of import, where it is needed
 
@@ -139,7 +139,7 @@ class DrafterSubject(Checkpoint):
     @once
     def parsed(self) -> DrafterConfig:
         """The typed values of config.json. Raises ConfigError or UnsupportedModel."""
-        assert self.kind
+        reach(self.kind)
         return parse_drafter_config(self.directory)
 
     @once

@@ -12,6 +12,7 @@ from ..results import CheckResult
 from ..units import readable
 from .check import Check, Words, check
 from .memory import CONTEXT_TOKENS, target_bytes
+from .once import reach
 from .subjects import TargetSubject
 
 SAME_RELEASE = "fetch config.json and weights of one and the same release"
@@ -91,7 +92,7 @@ def headers(say: Words, target: TargetSubject) -> CheckResult:
 )
 def index(say: Words, target: TargetSubject) -> CheckResult:
     """mlx-lm opens all shards whatever the index says; other programs do not."""
-    assert target.files
+    reach(target.files)
     path = target.directory / "model.safetensors.index.json"
     if not path.is_file():
         return say.passed("no index")
@@ -114,7 +115,7 @@ def index(say: Words, target: TargetSubject) -> CheckResult:
 )
 def quantization(say: Words, target: TargetSubject) -> CheckResult:
     """The block of config.json against what is on disk."""
-    assert target.quantized
+    reach(target.quantized)
     packs = [name for name in target.tensors if name.endswith(".scales")]
     block = target.config.raw.get("quantization")
     if block is None:
@@ -135,7 +136,7 @@ def quantization(say: Words, target: TargetSubject) -> CheckResult:
 )
 def tensors(say: Words, target: TargetSubject) -> CheckResult:
     """mlx-lm's strict load, on headers alone."""
-    assert target.filled
+    reach(target.filled)
     return say.passed(f"all {len(target.tensors)} tensors accounted for")
 
 
@@ -146,7 +147,7 @@ def tensors(say: Words, target: TargetSubject) -> CheckResult:
 )
 def tied(say: Words, target: TargetSubject) -> CheckResult:
     """Tied embeddings make mlx-lm drop an lm_head that is there."""
-    assert target.filled
+    reach(target.filled)
     text = target.config.raw.get("text_config") or target.config.raw
     stated = text.get("tie_word_embeddings", target.config.raw.get("tie_word_embeddings"))
     stored = any(name.split(".")[-2:-1] == ["lm_head"] for name in target.tensors)
@@ -162,7 +163,7 @@ def tied(say: Words, target: TargetSubject) -> CheckResult:
 )
 def tokenizer(say: Words, target: TargetSubject) -> CheckResult:
     """Files first; then the largest id against the embedding's rows."""
-    assert target.kind
+    reach(target.kind)
     found = require_tokenizer(target.directory)
     top = target.tokenizer.top_id
     if top is not None and top >= target.config.vocab_size:
@@ -195,7 +196,7 @@ def eos(say: Words, target: TargetSubject) -> CheckResult:
 )
 def template(say: Words, target: TargetSubject) -> CheckResult:
     """Which settings the template reads; a marker that is no token never ends a turn."""
-    assert target.kind
+    reach(target.kind)
     files_of = target.tokenizer
     if files_of.template is None:
         return say.warned("no chat template: prompts are continued as raw text")
