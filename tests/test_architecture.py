@@ -196,8 +196,6 @@ def test_only_the_command_prints_and_reads_no_stray_environment(file: Path) -> N
 
 STILL_ASSERTING = {
     "cli/commands/requests.py",
-    "core/checkpoint/target_config.py",
-    "drafters/dflash/quantization.py",
     "drafters/engine.py",
 }
 

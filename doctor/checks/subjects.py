@@ -15,13 +15,9 @@ from ...core.checkpoint.safetensors_headers import (
     read_header,
     weight_files,
 )
-from ...core.checkpoint.target_config import (
-    TargetConfig,
-    read_json,
-    read_target_config,
-    refuse_gguf,
-)
+from ...core.checkpoint.target_config import TargetConfig, read_target_config, refuse_gguf
 from ...core.errors import ConfigError, DflashError
+from ...core.json_values import read_json
 from ...drafters.dflash.config import CONTRADICTIONS, DrafterConfig, parse_drafter_config
 from ...drafters.dflash.drafter import DFlashModel
 from ...drafters.dflash.load import expected_shapes, with_biases

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.tokenizer_files import require_tokenizer
 from ...core.decode.chat import parse_template
 from ...core.errors import PromptError
+from ...core.json_values import read_json
 from ..results import CheckResult
 from ..units import readable
 from .check import Check, Words, check
@@ -96,7 +95,7 @@ def index(say: Words, target: TargetSubject) -> CheckResult:
     path = target.directory / "model.safetensors.index.json"
     if not path.is_file():
         return say.passed("no index")
-    weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    weight_map = read_json(path)["weight_map"]
     there = {(name, info.file.name) for name, info in target.tensors.items()}
     wrong = sorted(name for name, file in weight_map.items() if (name, file) not in there)
     unlisted = sorted(target.tensors.keys() - weight_map.keys())
@@ -178,7 +177,7 @@ def tokenizer(say: Words, target: TargetSubject) -> CheckResult:
 )
 def eos(say: Words, target: TargetSubject) -> CheckResult:
     """Decoding stops at the union of config.json's, generation_config.json's and the
-    tokenizer's ids; no single file lists them all (formats.md section 6)."""
+    tokenizer's ids: of published chat models no single file lists them all."""
     stated, token = target.config.eos_ids, target.tokenizer.eos_token
     own = target.tokenizer.id_of(token) if token is not None else None
     ids = sorted(stated if own is None else stated | {own})
