@@ -358,7 +358,7 @@ def test_usage_errors_exit_2(args: list[str], message: str) -> None:
     [
         ("p.txt", b" \n", "no prompt in it"),
         ("p.txt", b"caf\xe9", "not UTF-8"),
-        ("p.jsonl", b'{"text": "a"}\n{"text": }\n', "line 2 is no JSON"),
+        ("p.jsonl", b'{"text": "a"}\n{"text": }\n', "line 2 is not JSON"),
         ("p.jsonl", b'{"words": "a"}\n', "line 1: expected an object with one of"),
         ("p.jsonl", b'{"text": 3}\n', "'text' is no text"),
         ("p.jsonl", b'{"messages": [{"role": "user"}]}\n', "'messages' is no list"),
