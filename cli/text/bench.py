@@ -15,7 +15,7 @@ from ...core.bench.sweep import Best
 from ...core.exact.exact_plan import ExactPlan
 from ...drafters.bench.prompts import kinds_of
 from .bench_tables import Table, arm_labels, make_tables
-from .terminal import styled, text_console
+from .terminal import styled, text_console, widened
 
 WIDE = 1000
 """Columns where there is no terminal: more than any table has."""
@@ -51,10 +51,11 @@ def print_tables(console: Console, tables: Iterable[Table]) -> None:
     """Each table, and its note below. On a terminal one that is too wide is continued below
     itself; elsewhere lines are as long as they must be, since nobody knows who reads them."""
     for table in tables:
+        console.print(styled(console, table.title, "bold"), soft_wrap=not console.is_terminal)
         parts = fit_columns(table, console.width) if console.is_terminal else [table]
         for part in parts:
             width = max(console.width, table_width(part)) if console.is_terminal else WIDE
-            console.print(rich_table(console, part), width=width, crop=False)
+            widened(console, width).print(rich_table(console, part))
         console.print(styled(console, f"{table.note}\n" if table.note else "", "dim"))
 
 
@@ -110,10 +111,7 @@ def _part(table: Table, chosen: Sequence[int], label: int | None) -> Table:
 
 def rich_table(console: Console, table: Table) -> RichTable:
     """Numbers are never cut or broken: columns of words fold where they must."""
-    made = RichTable(
-        title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0), show_edge=False, pad_edge=False,
-    )  # fmt: skip
+    made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for index, column in enumerate(table.columns):
         narrow = index == 0 and table.label_width is not None
         made.add_column(

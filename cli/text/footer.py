@@ -65,7 +65,7 @@ def format_tokens(stats: GenerationStats) -> str:
     reused = f" ({stats.reused_tokens} used again)" if stats.reused_tokens else ""
     prompt = f"prompt {stats.prompt_tokens} tokens{reused}"
     fed = stats.prompt_tokens - stats.reused_tokens
-    if stats.ttft_sec:
+    if stats.ttft_sec and not stats.profiled:
         prompt += f" at {fed / stats.ttft_sec:.0f} tok/s"
     answer = stats.decoded_tokens + (stats.ttft_sec is not None)
     return f"{prompt}, answer {answer} token{'s' * (answer != 1)}"

@@ -32,6 +32,19 @@ def text_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
     return Console(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
 
 
+def widened(console: Console, columns: int) -> Console:
+    """The same stream for lines of up to so many columns, however narrow a terminal is."""
+    return Console(
+        file=console.file,
+        width=columns,
+        force_terminal=console.is_terminal,
+        no_color=console.no_color,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
 def styled(console: Console, text: str, style: str = "") -> Text:
     """Text of a style, its control characters spelled out where the console is a terminal."""
     return Text(escaped(text) if console.is_terminal else text, style=style)
