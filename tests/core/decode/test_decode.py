@@ -16,6 +16,7 @@ from mlx_lm.sample_utils import greedy_sampler
 from dflash_suite.core.decode.choose import greedy
 from dflash_suite.core.decode.drafter import Drafter
 from dflash_suite.core.decode.loop import Generation, check_prompt
+from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.errors import CacheError, PromptError
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.stats import Chunk, Event, Finished, PrefillProgress
@@ -76,14 +77,13 @@ def generation(
     if policy is not None:
         continuation = plain(kind, len(prompt_ids))
         drafter = ScriptedDrafter(policy, continuation, len(prompt_ids))
-    more: dict[str, Any] = {} if clock is None else {"clock": clock}
     return Generation(
         target or tiny_target(kind),
         prompt_ids,
         PieceDetokenizer(pieces),
         drafter=drafter,
         options=GenerateOptions(max_tokens=max_tokens, **{"gate": False, **options}),
-        **more,
+        setup=Setup() if clock is None else Setup(clock=clock),
     )
 
 
