@@ -7,9 +7,9 @@ EXTRAS ?= cpu
 
 .PHONY: demo test check install lint types identity long clean
 demo: install
-	$(BIN)/dflash generate --max-tokens 96 --stats --no-gate --no-stored-probe
-	$(BIN)/dflash generate --speculation dflash --max-tokens 64 --no-gate --no-stored-probe
-	$(BIN)/dflash generate --speculation mtp --max-tokens 64 --no-gate --no-stored-probe
+	$(BIN)/dflash generate --max-tokens 96 --stats --no-gate --no-stored-probe </dev/null
+	$(BIN)/dflash generate --speculation dflash --max-tokens 64 --no-gate --no-stored-probe </dev/null
+	$(BIN)/dflash generate --speculation mtp --max-tokens 64 --no-gate --no-stored-probe </dev/null
 
 test: install lint types
 	$(BIN)/python -m pytest -n auto --dist loadfile

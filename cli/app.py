@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from .commands.doctor import doctor
 from .commands.generate import generate
 from .commands.quantize import QuantizeCommand, quantize
 from .interrupt import is_interrupt
+from .options.foreign import ForeignAwareCommand
 from .options.settings import option_defaults
 from .text.footer import print_error, print_note
 
@@ -31,6 +33,7 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; `ctx` is a context of the click that typer brings along."""
         open_missing_streams()
+        ctx.meta[ASKS_FOR_HELP] = asks_for_help([*ctx._protected_args, *ctx.args])
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, ImportError) as exc:  # where a command has nothing to keep
@@ -52,6 +55,16 @@ class Group(TyperGroup):
             raise typer.Exit(1) from exc
 
 
+ASKS_FOR_HELP = "dflash.asks_for_help"
+
+
+def asks_for_help(args: Sequence[str]) -> bool:
+    """Whether a command is only asked for its help, for which settings are not read: help must
+    not fail because of a setting."""
+    options = args[: args.index("--")] if "--" in args else args
+    return "--help" in options or "-h" in options
+
+
 STDOUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 """What a full or broken stdout says; a file of ours that cannot be written says SlabWriteError."""
 
@@ -68,15 +81,26 @@ def open_missing_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
+EXAMPLES = """Examples:
+
+dflash generate --stats
+
+dflash generate "Write a class for a stack." --model Qwen/Qwen3.5-9B
+
+dflash doctor Qwen/Qwen3.5-9B --drafter z-lab/Qwen3.5-9B-DFlash
+"""
+"""The first runs with nothing but what is bundled."""
+
 app = typer.Typer(
     cls=Group,
     name="dflash",
     no_args_is_help=True,
+    epilog=EXAMPLES,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(generate)
+app.command(cls=ForeignAwareCommand)(generate)
 app.command(cls=QuantizeCommand)(quantize)
 app.command()(doctor)
 app.command()(bench)
@@ -109,7 +133,7 @@ def main(
 ) -> None:
     """Speculative decoding on MLX: several tokens per pass, the text exactly the model's own.
 
-    A target (Qwen3.5 hybrids, plain transformers) is sped up by a DFlash or DFlash2 drafter, or by
-    its own MTP head.
+    A DFlash or DFlash2 drafter, or the target's own MTP head, proposes what the target checks.
     """
-    context.default_map = option_defaults(SETTABLE)
+    if not context.meta.get(ASKS_FOR_HELP, False):
+        context.default_map = option_defaults(SETTABLE)

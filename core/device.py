@@ -19,6 +19,11 @@ def on_cuda() -> bool:
     return bool(mx.default_device() == mx.gpu and mx.cuda.is_available())
 
 
+def dtype_text(dtype: mx.Dtype) -> str:
+    """`bfloat16`, as options and probes name it."""
+    return str(dtype).removeprefix("mlx.core.")
+
+
 def memory_bytes() -> int:
     """What the device may use, as it says itself; else all of the machine's memory."""
     info: dict[str, Any] = mx.device_info()

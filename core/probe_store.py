@@ -112,10 +112,12 @@ def conditions(target: Target) -> dict[str, str]:
     """What a measurement of a target depends on beside its weights: fields of ProbeKey."""
     import mlx.core as mx
 
+    from .device import dtype_text
+
     info = mx.device_info()
     kind = "cpu" if mx.default_device() == mx.cpu else "gpu"
     return {
-        "dtype": str(target.compute_dtype).removeprefix("mlx.core."),
+        "dtype": dtype_text(target.compute_dtype),
         "kernels": target.kernels,
         "device": f"{kind} {info.get('device_name') or info.get('architecture') or 'unknown'}",
         "mlx": _version("mlx"),

@@ -57,7 +57,8 @@ def diagnose(
         drafter_kind, has_head = findings.drafters(target, reference)
         diagnosis = findings.diagnosis(model, reference)
         found = {"dflash": drafter_kind, "mtp": "mtp" if has_head else None}
-        return replace(diagnosis, routes=find_routes(diagnosis.checks, found))
+        named = () if drafter is None else ("dflash",) if drafter_kind else ("dflash", "mtp")
+        return replace(diagnosis, routes=find_routes(diagnosis.checks, found, named))
 
 
 class Findings:

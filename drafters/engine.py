@@ -7,7 +7,8 @@ later request shares with the one before it. One request at a time; not for seve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
@@ -18,124 +19,66 @@ from ..core.decode.drafter import Drafter, resolve_blocks
 from ..core.decode.gate import RoutePicker
 from ..core.decode.loop import Generation, make_picker
 from ..core.decode.setup import Setup
-from ..core.errors import PromptError
 from ..core.exact.promise import Promise
 from ..core.options import GenerateOptions, LoadOptions, Speculation, parse_speculation
 from ..core.report import SILENT, Report
-from ..core.sampling_options import SamplingOptions
-from ..core.stats import Chunk, FinishReason, GenerationStats
+from ..core.stats import Chunk, Event
 from ..core.target.target import Target
 from .load_keywords import LoadKeywords
 from .methods.table import method_of, methods_for
 from .pair import Pair, load_pair
+from .request import Completion, Request
 from .routes import Attempt, Route, choose_route
 
 
-@dataclass(frozen=True)
-class Request:
-    """One text to answer, and how.
+@dataclass
+class Answer:
+    """A request that has begun: iterate it for events, as text comes.
 
-    prompt: raw text or ids; messages: a chat, in place of a prompt. max_tokens to gate: as the
-    fields of GenerateOptions. speculation: the drafter of this request. reuse: share the cached
-    rows of the request before, where they begin alike. profile: time each phase, waiting for the
-    device in between.
+    generation: the decode loop, whose `stats` are live; route: how it is decoded, and why.
     """
 
-    prompt: str | Sequence[int] | None = None
-    messages: Sequence[Mapping[str, Any]] | None = None
-    max_tokens: int = GenerateOptions.max_tokens
-    sampling: SamplingOptions = SamplingOptions()
-    stop: tuple[str, ...] = ()
-    speculation: Speculation = "auto"
-    block_size: int | None = None
-    draft_tokens: int | None = None
-    gate: bool = True
-    reuse: bool = True
-    profile: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise PromptError("a request has either a prompt or messages")
-
-    def options(self, prefill_step_size: int) -> GenerateOptions:
-        """As the decode loop takes them. Raises OptionError for values that no run could use."""
-        return GenerateOptions(
-            max_tokens=self.max_tokens,
-            block_size=self.block_size,
-            draft_tokens=self.draft_tokens,
-            gate=self.gate,
-            prefill_step_size=prefill_step_size,
-            stop=self.stop,
-            profile=self.profile,
-            sampling=self.sampling,
-        )
-
-
-def make_request(
-    options: GenerateOptions,
-    speculation: Speculation,
-    *,
-    prompt: str | Sequence[int] | None = None,
-    messages: Sequence[Mapping[str, Any]] | None = None,
-    reuse: bool = True,
-) -> Request:
-    """The request that decodes a prompt, or messages, under these options."""
-    return Request(
-        prompt=prompt,
-        messages=messages,
-        max_tokens=options.max_tokens,
-        sampling=options.sampling,
-        stop=options.stop,
-        speculation=speculation,
-        block_size=options.block_size,
-        draft_tokens=options.draft_tokens,
-        gate=options.gate,
-        reuse=reuse,
-        profile=options.profile,
-    )
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished request.
-
-    identity: what may be said of its ids, None where nothing is. block: the rows of its passes.
-    drafter_bits: bits a weight of its first drafter, None for plain decoding and MTP heads.
-    promise: what was measured of the target's rows.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
+    engine: Engine
+    generation: Generation
     route: Route
-    stats: GenerationStats
-    identity: str | None
-    block: Block
-    drafter_bits: int | None
-    sampling: SamplingOptions
-    promise: Promise
+    _pieces: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON document of a request, whichever command answered it."""
-        plan = self.promise.plan
-        return {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": self.stats.prompt_tokens,
-            "speculation": {
-                **self.route.to_dict(),
-                "block": self.block.to_dict(),
-                "drafter_bits": self.drafter_bits,
-            },
-            "identity": {
-                "statement": self.identity,
-                "exact": self.promise.asked,
-                "plan": plan.to_dict() if plan else None,
-            },
-            "sampling": self.sampling.to_dict(),
-            "stats": self.stats.to_dict(),
-        }
+    def __iter__(self) -> Generator[Event, None, None]:
+        """Events from the first to the last; leaving early keeps what was decoded until then."""
+        with closing(iter(self.generation)) as events:
+            for event in events:
+                if isinstance(event, Chunk):
+                    self._pieces.append(event.text)
+                yield event
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._pieces)
+
+    def flush(self) -> str:
+        """The text that was held back when the answer was cut off, which is now part of it."""
+        left = self.generation.emitter.flush()
+        self._pieces.append(left)
+        return left
+
+    def completion(self) -> Completion:
+        """What came of it, whether it is finished or was cut off."""
+        generation, promise = self.generation, self.engine.promise
+        drafters = self.engine.drafters
+        first = next((one for one in drafters if one.name == self.route.route), None)
+        return Completion(
+            text=self.text,
+            token_ids=generation.emitter.token_ids,
+            finish_reason=generation.emitter.reason,
+            route=self.route,
+            stats=generation.stats,
+            identity=promise.statement(generation),
+            block=generation.block,
+            drafter_bits=getattr(first, "bits", None),
+            sampling=generation.options.sampling,
+            promise=promise,
+        )
 
 
 @dataclass
@@ -157,9 +100,13 @@ class Engine:
     _pickers: dict[tuple[tuple[str, int], ...], RoutePicker] = field(default_factory=dict)
     _last: Generation | None = None
 
-    def start(self, request: Request) -> tuple[Generation, Route]:
-        """Begin a request: iterate the generation for events. RouteUnavailable where an explicit
-        `dflash` or `mtp` has no drafter; PromptError and OptionError as in `generate`."""
+    def start(self, request: Request | str) -> Answer:
+        """Begin a request, or answer a text: iterate the answer for events.
+
+        Raises RouteUnavailable where an explicit `dflash` or `mtp` has no drafter, PromptError for
+        a prompt that cannot be encoded, OptionError for options that the drafter cannot do.
+        """
+        request = Request(request) if isinstance(request, str) else request
         route = self.route(request.speculation)
         options = request.options(self.prefill_step_size)
         ids = self.encode(request)
@@ -173,31 +120,16 @@ class Engine:
             reusable=True,
             clock=self.clock,
         )
-        self._last = Generation(self.target, ids, self.tokenizer.detokenizer, first, options, setup)
-        return self._last, route
+        detokenizer = self.tokenizer.detokenizer
+        self._last = Generation(self.target, ids, detokenizer, first, options, setup)
+        return Answer(self, self._last, route)
 
-    def complete(self, request: Request) -> Completion:
-        """A whole request."""
-        generation, route = self.start(request)
-        text = "".join(event.text for event in generation if isinstance(event, Chunk))
-        return self.completion(generation, route, text)
-
-    def completion(self, generation: Generation, route: Route, text: str) -> Completion:
-        """What came of a generation of this engine, finished or cut off; text: what it yielded."""
-        emitter = generation.emitter
-        first = next((one for one in self.drafters if one.name == route.route), None)
-        return Completion(
-            text=text,
-            token_ids=emitter.token_ids,
-            finish_reason=emitter.reason,
-            route=route,
-            stats=generation.stats,
-            identity=self.promise.statement(generation),
-            block=generation.block,
-            drafter_bits=getattr(first, "bits", None),
-            sampling=generation.options.sampling,
-            promise=self.promise,
-        )
+    def complete(self, request: Request | str) -> Completion:
+        """A whole request, or the answer to a text. Raises as `start`."""
+        answer = self.start(request)
+        for _ in answer:
+            pass
+        return answer.completion()
 
     def route(self, speculation: Speculation) -> Route:
         """The route of a speculation value over the loaded drafters."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.checkpoint.config_repairs import canonical_type, require_supported
+from ..core.checkpoint.families import canonical_type, require_supported
 from ..core.checkpoint.target_config import Fields, TargetConfig
 from ..core.errors import CheckpointError, DrafterMismatch, UnsupportedModel
 from .dflash.config import DrafterConfig

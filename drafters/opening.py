@@ -43,17 +43,20 @@ def find_candidates(
 ) -> tuple[Candidate, ...]:
     """A candidate of each method that the --speculation value tries; none for `none`.
 
-    Under auto files that cannot be used become a candidate's problem; an explicit value raises
-    what is wrong with them, and RouteUnavailable where there are none.
+    Under auto, files that were found beside the target and cannot be used become a candidate's
+    problem. Files that the user named, and those of an explicit value, raise what is wrong with
+    them; an explicit value raises RouteUnavailable where there are none.
     """
-    given = replace(loading, drafter=find_drafter(loading.model, loading.drafter))
-    loading = head_given_as_drafter(given)
+    asked = head_given_as_drafter(loading)
+    drafter = find_drafter(loading.model, loading.drafter)
+    resolved = head_given_as_drafter(replace(loading, drafter=drafter))
     candidates = []
     for method in methods_for(loading.speculation):
-        find = partial(method.find, target, loading, report)
-        found, problem = tolerate(loading.speculation, find)
+        named = method.is_named(asked)
+        find = partial(method.find, target, resolved, report)
+        found, problem = tolerate(loading.speculation == "auto" and not named, find)
         candidate = found or Candidate(problem=problem)
-        candidates.append(replace(candidate, method=method.speculation))
+        candidates.append(replace(candidate, method=method.speculation, named=named))
     if not any(candidate.load for candidate in candidates):
         choose_route(loading.speculation, [Attempt(problem=one.problem) for one in candidates])
     return tuple(candidates)
@@ -69,7 +72,7 @@ def open_candidates(
     """Open the first candidate that opens and, with `reserve`, the others too.
 
     open_one: loads a candidate that has something to load. Raises as it does, but under auto,
-    where what it raises becomes a problem.
+    where what it raises of files that nobody named becomes a problem.
     """
     drafters: list[Drafter] = []
     attempts: list[Attempt] = []
@@ -79,7 +82,8 @@ def open_candidates(
             break
         opened, problem = None, candidate.problem
         if candidate.load is not None:
-            opened, problem = tolerate(speculation, partial(open_one, candidate))
+            tolerant = speculation == "auto" and not candidate.named
+            opened, problem = tolerate(tolerant, partial(open_one, candidate))
         if opened is not None:
             drafters.append(opened)
         attempts.append(Attempt(opened.name if opened is not None else None, problem))
@@ -87,11 +91,11 @@ def open_candidates(
     return OpenedDrafters(tuple(drafters), tuple(attempts), tuple(problems))
 
 
-def tolerate(speculation: Speculation, action: Callable[[], T]) -> tuple[T | None, str]:
-    """(result, ""), or under auto (None, why not); an explicit value raises."""
+def tolerate(tolerant: bool, action: Callable[[], T]) -> tuple[T | None, str]:
+    """(result, ""), or where that is tolerated (None, why not); else it raises."""
     try:
         return action(), ""
     except DflashError as exc:
-        if speculation != "auto":
+        if not tolerant:
             raise
         return None, str(exc)

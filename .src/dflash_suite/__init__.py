@@ -48,10 +48,13 @@ if TYPE_CHECKING:
         PrefillProgress,
     )
     from .drafters.engine import (
-        Completion,
+        Answer,
         Engine,
-        Request,
         load,
+    )
+    from .drafters.request import (
+        Completion,
+        Request,
     )
     from .drafters.routes import (
         Route,
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Answer",
     "CacheError",
     "CheckpointError",
     "Chunk",
@@ -129,12 +133,8 @@ HOMES = {
         "GenerationStats",
         "PrefillProgress",
     ),
-    "drafters.engine": (
-        "Completion",
-        "Engine",
-        "Request",
-        "load",
-    ),
+    "drafters.engine": ("Answer", "Engine", "load"),
+    "drafters.request": ("Completion", "Request"),
     "drafters.routes": ("Route",),
 }
 """Module -> the public names that it defines; a test holds them equal to `__all__`."""

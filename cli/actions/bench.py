@@ -137,9 +137,9 @@ def _context(setup: BenchSetup, running: Bench, dtype: str) -> dict[str, Any]:
     """What a reader needs to place the figures: the head of the JSON document."""
     from ...core.bench import environment as environment
     from ...core.bench.speed import CONFIDENCE, RESAMPLES, SEED
+    from ...core.device import dtype_text
 
     options = running.options
-    compute = str(setup.target.target.compute_dtype).removeprefix("mlx.core.")
     return {
         "device": environment.describe_device(),
         "versions": environment.describe_versions(__version__),
@@ -148,7 +148,7 @@ def _context(setup: BenchSetup, running: Bench, dtype: str) -> dict[str, Any]:
             "target": str(setup.target.target.config.path),
             "notes": list(setup.target.target.config.repairs.notes),
             "dtype": dtype,
-            "compute_dtype": compute,
+            "compute_dtype": dtype_text(setup.target.target.compute_dtype),
             "exact": setup.promise.plan.to_dict() if setup.promise.plan else None,
             "max_tokens": options.max_tokens,
             "repeats": options.repeats,

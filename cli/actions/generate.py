@@ -19,8 +19,8 @@ from ..text.progress import Progress
 from .exit_codes import CANCELLED_EXIT_CODE
 
 if TYPE_CHECKING:
-    from ...core.decode.loop import Generation
-    from ...drafters.engine import Completion, Engine
+    from ...drafters.engine import Answer, Engine
+    from ...drafters.request import Completion
 
 SCHEMA = "dflash.generate/1"
 
@@ -94,21 +94,19 @@ def _answer(
     engine: Engine, ids: list[int], call: GenerateCall, progress: Progress
 ) -> tuple[Completion, bool]:
     """(the finished request, whether Ctrl-C ended it)."""
-    from ...drafters.engine import make_request
+    from ...drafters.request import make_request
 
     speculation = call.loading.speculation
     request = make_request(call.options, speculation, prompt=ids, reuse=False)
-    generation, route = engine.start(request)
-    text, cancelled = _run(generation, progress, echo=not call.shown.as_json)
-    return engine.completion(generation, route, text), cancelled
+    answer = engine.start(request)
+    cancelled = _run(answer, progress, echo=not call.shown.as_json)
+    return answer.completion(), cancelled
 
 
-def _run(generation: Generation, progress: Progress, *, echo: bool) -> tuple[str, bool]:
-    """(text, whether Ctrl-C ended it); the text is written as it comes where `echo`."""
-    pieces: list[str] = []
+def _run(answer: Answer, progress: Progress, *, echo: bool) -> bool:
+    """Whether Ctrl-C ended it; the text is written as it comes where `echo`."""
 
     def put(text: str) -> None:
-        pieces.append(text)
         if echo and text:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -118,7 +116,7 @@ def _run(generation: Generation, progress: Progress, *, echo: bool) -> tuple[str
     cancelled = False
     try:
         with progress:
-            for event in generation:
+            for event in answer:
                 if isinstance(event, PrefillProgress):
                     progress.prefill(event.done, event.total)
                 elif isinstance(event, Chunk):
@@ -126,10 +124,9 @@ def _run(generation: Generation, progress: Progress, *, echo: bool) -> tuple[str
                     put(event.text)
     except KeyboardInterrupt:
         cancelled = True
-        put(generation.emitter.flush())
-    if echo:
-        put("" if "".join(pieces[-1:]).endswith("\n") else "\n")
-    return "".join(pieces), cancelled
+        put(answer.flush())
+    put("" if answer.text.endswith("\n") else "\n")
+    return cancelled
 
 
 def _print_footer(done: Completion, call: GenerateCall) -> None:

@@ -14,7 +14,8 @@ from ...core.options import GenerateOptions, parse_speculation
 from ...core.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
-    from ...drafters.engine import Engine, Request
+    from ...drafters.engine import Engine
+    from ...drafters.request import Request
 
 SCHEMA = "dflash.result/2"
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingOptions))
@@ -89,7 +90,7 @@ def _require_known(fields: Mapping[str, Any]) -> None:
 
 def _request(fields: Mapping[str, Any], defaults: GenerateOptions, speculation: str) -> Request:
     """The line's request: its own values over the command's."""
-    from ...drafters.engine import Request
+    from ...drafters.request import Request
 
     def whole(name: str, default: int | None) -> int | None:
         value = fields.get(name, default)

@@ -45,25 +45,26 @@ class PromptSource:
 
 
 def read_prompt(argument: str | None, file: Path | None, *, patient: bool) -> PromptSource:
-    """PROMPT, --prompt-file, stdin (`-`, or a pipe), or the built-in one; never trimmed.
+    """PROMPT, --prompt-file, stdin (`-`, a pipe or a file), or the built-in one; never trimmed.
 
-    patient: wait for a pipe as long as it takes; otherwise a pipe that stays silent means that
-    nobody meant it.
+    The built-in prompt is for those who gave nothing at all: on a terminal, or where there is no
+    input. Raises PromptError for one that is empty. patient: wait for a pipe as long as it takes;
+    otherwise a pipe that stays silent means that nobody meant it.
     """
     if argument is not None and file is not None:
         raise OptionError("give PROMPT or --prompt-file, not both")
     if file is not None:
-        return PromptSource(_decode(_read_file(file), str(file)))
+        return PromptSource(_not_empty(_decode(_read_file(file), str(file)), str(file)))
     if argument == "-":
-        return PromptSource(_decode(sys.stdin.buffer.read(), "stdin"))
+        return PromptSource(_not_empty(_decode(_read_stdin(), "stdin"), "stdin"))
     if argument is not None:
         return PromptSource(argument)
     if sys.stdin is None or sys.stdin.isatty() or not (patient or _stdin_speaks()):
         return PromptSource(BUILT_IN, f"no prompt given, using: {BUILT_IN}")
-    text = _decode(sys.stdin.buffer.read(), "stdin")
-    if not text:
-        return PromptSource(BUILT_IN, f"stdin is empty, using: {BUILT_IN}")
-    return PromptSource(text)
+    text = _decode(_read_stdin(), "stdin")
+    if not text and not _stdin_was_given():
+        return PromptSource(BUILT_IN, f"no prompt given, using: {BUILT_IN}")
+    return PromptSource(_not_empty(text, "stdin"))
 
 
 def encode_prompt(tokenizer: Any, text: str, asked: PromptInput) -> list[int]:
@@ -111,6 +112,25 @@ def _decode(data: bytes, where: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as exc:
         raise PromptError(f"{where} is not UTF-8 text ({exc}); convert it first") from exc
+
+
+def _read_stdin() -> bytes:
+    return b"" if sys.stdin is None else sys.stdin.buffer.read()
+
+
+def _not_empty(text: str, where: str) -> str:
+    if not text:
+        raise PromptError(f"the prompt is empty: {where} holds no text; give some to answer")
+    return text
+
+
+def _stdin_was_given() -> bool:
+    """Whether somebody connected stdin to a pipe or a file; /dev/null is nobody's prompt."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
 
 
 def _stdin_speaks() -> bool:

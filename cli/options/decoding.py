@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 from ...core.options import DEFAULT_DRAFT_TOKENS, MAX_DRAFT_TOKENS
+from . import panels
 
 MaxTokensOption = Annotated[
     int,
-    typer.Option("--max-tokens", "-n", min=1, help="Most tokens to emit."),
+    typer.Option(
+        "--max-tokens", "-n", min=1, help="Most tokens to emit.", rich_help_panel=panels.OUTPUT
+    ),
 ]
 BlockSizeOption = Annotated[
     int | None,
@@ -21,6 +24,7 @@ BlockSizeOption = Annotated[
         help="Rows a verify pass: the last token and ROWS - 1 drafts. DFlash alone. Default: that "
         "of a stored probe, else min(trained, 7).",
         show_default=False,
+        rich_help_panel=panels.SPECULATION,
     ),
 ]
 DraftTokensOption = Annotated[
@@ -34,6 +38,7 @@ DraftTokensOption = Annotated[
         help="Drafts a round of the MTP head. Default: those of a stored probe, else "
         f"{DEFAULT_DRAFT_TOKENS}.",
         show_default=False,
+        rich_help_panel=panels.SPECULATION,
     ),
 ]
 GateOption = Annotated[
@@ -41,17 +46,32 @@ GateOption = Annotated[
     typer.Option(
         "--gate/--no-gate",
         help="Leave a drafter that costs more time than it saves, and try it again later.",
+        rich_help_panel=panels.SPECULATION,
     ),
 ]
 StopOption = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated."),
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        help="End before this text; may be repeated.",
+        rich_help_panel=panels.OUTPUT,
+    ),
 ]
 PrefillStepSizeOption = Annotated[
     int,
-    typer.Option("--prefill-step-size", min=1, help="Prompt tokens a prefill pass."),
+    typer.Option(
+        "--prefill-step-size",
+        min=1,
+        help="Prompt tokens a prefill pass.",
+        rich_help_panel=panels.ADVANCED,
+    ),
 ]
 ProfileOption = Annotated[
     bool,
-    typer.Option("--profile", help="Time each phase, waiting for the device; no tok/s then."),
+    typer.Option(
+        "--profile",
+        help="Time each phase, waiting for the device; no tok/s then.",
+        rich_help_panel=panels.ADVANCED,
+    ),
 ]

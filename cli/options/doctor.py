@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from . import panels
+
 DiagnosedArgument = Annotated[
     str | None,
     typer.Argument(
@@ -14,12 +16,16 @@ DiagnosedArgument = Annotated[
         "fetched. Omitted: only the machine is checked, or with --probe the bundled pair.",
     ),
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Exit with 1 on warnings too.")]
+StrictOption = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit with 1 on warnings too.", rich_help_panel=panels.OUTPUT),
+]
 VerifyDataOption = Annotated[
     bool,
     typer.Option(
         "--verify",
         help="Read data too: hash what the hub's cache knows the hash of, and the slab.",
+        rich_help_panel=panels.MEASURING,
     ),
 ]
 ProbeOption = Annotated[
@@ -28,6 +34,7 @@ ProbeOption = Annotated[
         "--probe",
         help="Load the model and measure on this device: whether rows of a pass are the same "
         "bits, what passes and drafts cost, the best block. Stored for later starts.",
+        rich_help_panel=panels.MEASURING,
     ),
 ]
 ProbeContextsOption = Annotated[
@@ -37,8 +44,14 @@ ProbeContextsOption = Annotated[
         metavar="TOKENS,...",
         help="Tokens of context to measure at. Default: 64,2000,8000, on a CPU 64.",
         show_default=False,
+        rich_help_panel=panels.MEASURING,
     ),
 ]
 DiagnosisJsonOption = Annotated[
-    bool, typer.Option("--json", help="One JSON document (dflash.doctor/1) on stdout.")
+    bool,
+    typer.Option(
+        "--json",
+        help="One JSON document (dflash.doctor/1) on stdout.",
+        rich_help_panel=panels.OUTPUT,
+    ),
 ]

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ...core.options import KERNELS_VALUES, MTP_HIDDEN_VALUES, SPECULATION_VALUES
+from ...core.options import MTP_HIDDEN_VALUES
+from . import panels
 
 ModelOption = Annotated[
     str | None,
@@ -16,6 +17,7 @@ ModelOption = Annotated[
         metavar="DIR|HUB_ID",
         help="Target: a directory or a hub id. Omitted: the small bundled target.",
         show_default=False,
+        rich_help_panel=panels.MODEL,
     ),
 ]
 DrafterOption = Annotated[
@@ -28,6 +30,7 @@ DrafterOption = Annotated[
         "exists, or the bundled one (bundled:dflash2; bundled:dflash is there too) for the "
         "bundled target.",
         show_default=False,
+        rich_help_panel=panels.MODEL,
     ),
 ]
 SpeculationOption = Annotated[
@@ -35,10 +38,11 @@ SpeculationOption = Annotated[
     typer.Option(
         "--speculation",
         "-s",
-        metavar="|".join(SPECULATION_VALUES),
+        metavar="MODE",
         help="auto: a DFlash drafter where one can be used, else the target's MTP head, else "
-        "plain. dflash, mtp: that or an error. none (or off): plain, and no drafter file is "
-        "opened.",
+        "plain decoding. dflash, mtp: that or an error. none (or off): plain decoding; no "
+        "drafter file is opened.",
+        rich_help_panel=panels.SPECULATION,
     ),
 ]
 DrafterBitsOption = Annotated[
@@ -49,6 +53,7 @@ DrafterBitsOption = Annotated[
         help="Bits of the drafter's projections: 4 or 8 through its slab, which is made on first "
         "use; 16 as the file has them. Default: 4, or as it is where it is quantized already.",
         show_default=False,
+        rich_help_panel=panels.ADVANCED,
     ),
 ]
 MtpOption = Annotated[
@@ -58,6 +63,7 @@ MtpOption = Annotated[
         metavar="DIR|HUB_ID",
         help="MTP head in a folder of its own. Omitted: the one in the target's files.",
         show_default=False,
+        rich_help_panel=panels.MODEL,
     ),
 ]
 MtpHiddenOption = Annotated[
@@ -66,23 +72,27 @@ MtpHiddenOption = Annotated[
         "--mtp-hidden",
         metavar="|".join(MTP_HIDDEN_VALUES),
         help="Hidden rows that feed the MTP head: after or before the target's final norm.",
+        rich_help_panel=panels.ADVANCED,
     ),
 ]
 DtypeOption = Annotated[
     str,
     typer.Option(
         "--dtype",
-        metavar="auto|float32|bfloat16|float16",
-        help="Compute precision. auto: float32 on the CPU, the checkpoint's own elsewhere.",
+        metavar="TYPE",
+        help="Compute precision: float32, bfloat16, float16, or auto, which is float32 on the CPU "
+        "and the checkpoint's own elsewhere.",
+        rich_help_panel=panels.ADVANCED,
     ),
 ]
 KernelsOption = Annotated[
     str,
     typer.Option(
         "--kernels",
-        metavar="|".join(KERNELS_VALUES),
-        help="fused: the suite's own CUDA kernels, for hybrid targets in bfloat16 or 4 bits; auto: "
-        "those where they fit; stock: MLX's own.",
+        metavar="WHICH",
+        help="fused: the suite's own CUDA kernels, for hybrid targets in bfloat16 or 4 bits. "
+        "stock: MLX's own. auto: fused where they fit.",
+        rich_help_panel=panels.ADVANCED,
     ),
 ]
 StoredProbeOption = Annotated[
@@ -90,6 +100,7 @@ StoredProbeOption = Annotated[
     typer.Option(
         "--stored-probe/--no-stored-probe",
         help="Default to the block or -k that dflash doctor --probe found best on this device.",
+        rich_help_panel=panels.SPECULATION,
     ),
 ]
 ExactOption = Annotated[
@@ -100,5 +111,6 @@ ExactOption = Annotated[
         "device; exit 1 where nothing gives that. Default: as it is, with a short check on the "
         "CPU, or by a stored plan that costs next to nothing.",
         show_default=False,
+        rich_help_panel=panels.SPECULATION,
     ),
 ]

@@ -7,27 +7,27 @@ from typing import Annotated
 import typer
 
 from ...core.errors import OptionError
-
-PANEL = "Sampling (greedy unless asked for)"
+from . import panels
 
 TemperatureOption = Annotated[
     float,
     typer.Option(
         "--temperature",
+        "--temp",
         "-t",
         metavar="T",
         help="0 is greedy, whatever generation_config.json says.",
-        rich_help_panel=PANEL,
+        rich_help_panel=panels.SAMPLING,
     ),
 ]
 TopKOption = Annotated[
-    int, typer.Option("--top-k", metavar="K", help="0 is off.", rich_help_panel=PANEL)
+    int, typer.Option("--top-k", metavar="K", help="0 is off.", rich_help_panel=panels.SAMPLING)
 ]
 TopPOption = Annotated[
-    float, typer.Option("--top-p", metavar="P", help="1 is off.", rich_help_panel=PANEL)
+    float, typer.Option("--top-p", metavar="P", help="1 is off.", rich_help_panel=panels.SAMPLING)
 ]
 MinPOption = Annotated[
-    float, typer.Option("--min-p", metavar="P", help="0 is off.", rich_help_panel=PANEL)
+    float, typer.Option("--min-p", metavar="P", help="0 is off.", rich_help_panel=panels.SAMPLING)
 ]
 SeedOption = Annotated[
     int | None,
@@ -36,20 +36,26 @@ SeedOption = Annotated[
         metavar="N",
         help="Makes sampled output repeat exactly (the gate is off then).",
         show_default=False,
-        rich_help_panel=PANEL,
+        rich_help_panel=panels.SAMPLING,
     ),
 ]
 RepetitionPenaltyOption = Annotated[
     float,
-    typer.Option("--repetition-penalty", metavar="X", help="1 is off.", rich_help_panel=PANEL),
+    typer.Option(
+        "--repetition-penalty", metavar="X", help="1 is off.", rich_help_panel=panels.SAMPLING
+    ),
 ]
 PresencePenaltyOption = Annotated[
     float,
-    typer.Option("--presence-penalty", metavar="X", help="0 is off.", rich_help_panel=PANEL),
+    typer.Option(
+        "--presence-penalty", metavar="X", help="0 is off.", rich_help_panel=panels.SAMPLING
+    ),
 ]
 FrequencyPenaltyOption = Annotated[
     float,
-    typer.Option("--frequency-penalty", metavar="X", help="0 is off.", rich_help_panel=PANEL),
+    typer.Option(
+        "--frequency-penalty", metavar="X", help="0 is off.", rich_help_panel=panels.SAMPLING
+    ),
 ]
 PenaltyWindowOption = Annotated[
     int,
@@ -57,7 +63,7 @@ PenaltyWindowOption = Annotated[
         "--penalty-window",
         metavar="N",
         help="Tokens back that the penalties look at.",
-        rich_help_panel=PANEL,
+        rich_help_panel=panels.SAMPLING,
     ),
 ]
 LogitBiasOption = Annotated[
@@ -67,7 +73,7 @@ LogitBiasOption = Annotated[
         metavar="ID:X",
         help="Add X to the logit of token ID; may be repeated.",
         show_default=False,
-        rich_help_panel=PANEL,
+        rich_help_panel=panels.SAMPLING,
     ),
 ]
 

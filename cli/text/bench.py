@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 
 from ...core.bench.report import BenchReport
 from ...core.bench.sweep import Best
+from ...core.exact.exact_plan import ExactPlan
 from ...drafters.bench.prompts import kinds_of
 from .bench_tables import Table, arm_labels, make_tables
 
@@ -83,10 +84,9 @@ def format_plan(plan: Mapping[str, Any] | None) -> list[str]:
     """The plan of --exact, where there is one."""
     if plan is None:
         return []
-    width = plan["width"]
-    how = f"every pass at {width} rows" if plan["pads"] else f"blocks of up to {width} rows"
-    keys = ", keys at a fixed number" if plan["fixes_keys"] else ""
-    return [f"exact: {how}{keys}, {'measured now' if plan['checked'] == 'run' else plan['date']}"]
+    found = ExactPlan.from_dict(plan)
+    when = "measured now" if found.checked == "run" else found.date
+    return [f"exact: {found.describe()}, {when}"]
 
 
 def format_arms(report: BenchReport) -> list[str]:

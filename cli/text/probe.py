@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from ...core.exact.agreement import Agreement
+from ...core.exact.exact_plan import PassWay
 from ...doctor.probe.costs import ContextCosts
-from ...doctor.probe.report import AS_THEY_ARE, FIXED_KEYS, PADDED, DraftFinding, ProbeReport, Way
+from ...doctor.probe.report import DraftFinding, ProbeReport, Way
 from .bench import rich_table
 from .bench_tables import DASH, Table
 
@@ -51,7 +52,7 @@ def tables(report: ProbeReport) -> Iterator[Table]:
 
 def rows_table(report: ProbeReport, context: int) -> Table:
     """A line a width: how many rows are equal to what, and the worst that was seen."""
-    found: dict[tuple[Way, str], dict[int, Agreement]] = {}
+    found: dict[tuple[Way, PassWay], dict[int, Agreement]] = {}
     for row in report.rows:
         if row.agreement.context == context:
             found.setdefault((row.way, row.plan), {})[row.agreement.width] = row.agreement
@@ -77,13 +78,13 @@ def rows_table(report: ProbeReport, context: int) -> Table:
     )
 
 
-COLUMNS: dict[tuple[Way, str], str] = {
-    ("one row", AS_THEY_ARE): "as 1 row",
-    ("same width", AS_THEY_ARE): "same width",
-    ("one row", FIXED_KEYS): "fixed keys",
-    ("same width", PADDED): "padded",
+COLUMNS: dict[tuple[Way, PassWay], str] = {
+    ("one row", "as they are"): "as 1 row",
+    ("same width", "as they are"): "same width",
+    ("one row", "fixed keys"): "fixed keys",
+    ("same width", "padded"): "padded",
 }
-UNPADDED: tuple[tuple[Way, str], ...] = (("one row", AS_THEY_ARE), ("same width", AS_THEY_ARE))
+UNPADDED = tuple(key for key in COLUMNS if key[1] == "as they are")
 
 
 NOTE = (

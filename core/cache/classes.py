@@ -102,7 +102,7 @@ class RecurrentCaches(CacheClass):
     takes_back_any_row = True
 
     def can_go_back(self, layer: Any, count: int, held: LayerHeld) -> bool:
-        return held is not None and count >= 0
+        return held is not None and not isinstance(held, RingRows) and count >= 0
 
     def go_back(self, layer: Any, count: int, held: LayerHeld) -> None:
         if held is None or isinstance(held, RingRows):
@@ -169,7 +169,9 @@ class OtherKvCaches(CacheClass):
 
     def can_go_back(self, layer: Any, count: int, held: LayerHeld) -> bool:
         offset = self.offset(layer)
-        return offset is not None and 0 <= count <= offset and self._can_trim(layer, count)
+        if held is not None or offset is None or not 0 <= count <= offset:
+            return False
+        return self._can_trim(layer, count)
 
     def go_back(self, layer: Any, count: int, held: LayerHeld) -> None:
         layer.trim(count)
@@ -205,7 +207,7 @@ class RingCaches(OtherKvCaches):
     """mlx-lm's ring: once it has wrapped, only a copy of its rows comes back."""
 
     def can_go_back(self, layer: Any, count: int, held: LayerHeld) -> bool:
-        if held is not None:
+        if isinstance(held, RingRows):
             return bool(0 <= count <= layer.offset)
         return super().can_go_back(layer, count, held)
 

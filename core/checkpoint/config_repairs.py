@@ -14,8 +14,6 @@ from typing import Any
 
 from ..errors import ConfigError
 from .families import Family
-from .families import canonical_type as canonical_type
-from .families import require_supported as require_supported
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,9 @@ import mlx.nn as nn
 
 from ..errors import CheckpointError, ConfigError, TensorError
 from .mlx_models import model_module
+from .packings import FLOAT_MODES
 from .safetensors_headers import shorten
 from .target_config import TargetConfig
-
-FLOAT_MODES = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
-"""(bits, group size) -> the mode of packs whose scales are bytes."""
 
 
 @dataclass(frozen=True)

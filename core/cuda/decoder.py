@@ -79,7 +79,7 @@ class FusedDecoder:
         place, token = span[1:], turn().token
         for segment, run in zip(self._segments, self._passes[record], strict=True):
             states = [held[index] for index in segment.gdn]
-            hidden, after, gdn, token = run(hidden, mixed, states, place, token)
+            hidden, after, gdn, token = run(hidden, mixed, states, (place, token))
             if segment.before is not None:
                 outputs[segment.before] = gdn[-1][-1]
             for index, made in zip(segment.gdn, gdn, strict=False):
@@ -99,7 +99,7 @@ class FusedDecoder:
         """One GDN module over many normed rows, not traced: (1, T, hidden) -> (1, T, hidden)."""
         window, state = self._state(gdn, entry, x.dtype)
         qkv, z, a, b = self._project(gdn, x)
-        y, state, window = self.kernels.gdn(gdn, qkv, window, a, b, state)
+        y, state, window = self.kernels.gdn(gdn, (qkv, a, b), window, state)
         entry[0], entry[1] = window, state
         entry.advance(x.shape[1])
         out: mx.array = gdn.out_proj(gdn.norm(y, z).reshape(1, x.shape[1], -1))
@@ -151,12 +151,13 @@ class FusedDecoder:
         hidden: mx.array,
         mixed: list[mx.array],
         states: list[Any],
-        place: mx.array,
-        token: mx.array,
+        passed: tuple[mx.array, mx.array],
     ) -> tuple[mx.array, list[mx.array], list[Any], mx.array]:
-        """(hidden, what attention needs next, per GDN layer what the cache and tape need and the
+        """passed: the place, and the token of the launch before. Returns
+        (hidden, what attention needs next, per GDN layer what the cache and tape need and the
         layer's output, token); the last entry of the list is the output of `before` where there
         is one."""
+        place, token = passed
         chain = Chain.over(hidden, token, self.kernels.packs)
         named: list[list[Given]] = []
         first: list[list[Given]] = []
@@ -189,7 +190,7 @@ class FusedDecoder:
             return [*names, self._mlp(chain, index)]
         gdn, hidden = layer.linear_attn, chain.launch()
         qkv, z, a, b = self._project(gdn, hidden, layer.input_layernorm)
-        y, state, window = kernels.gdn(gdn, qkv, window, a, b, state, record, place)
+        y, state, window = kernels.gdn(gdn, (qkv, a, b), window, state, record, place)
         chain.hidden = kernels.linear_gate_normed(gdn.out_proj, y, gdn.norm, z, hidden)
         return [window, state, self._mlp(chain, index)]
 
@@ -277,11 +278,11 @@ class FusedDecoder:
         attention, rows = self._layers[index].self_attn, queries.shape[2]
         if self._is_fused(attention, rows, queries.dtype):
             entry.update_and_fetch(keys, values)
-            held, scale = (queries, entry.keys, entry.values), float(attention.scale)
+            context, scale = (entry.keys, entry.values), float(attention.scale)
             if self.kernels.joins(self._layers[index], rows, queries.dtype):
-                out, token = self._attention(*held, span, gate, token, scale)
+                out, token = self._attention(queries, context, span, gate, token, scale)
                 return [out], token
-            return [self._attention_apart(*held, span, gate, scale)], token
+            return [self._attention_apart(queries, context, span, gate, scale)], token
         mask = create_attention_mask(gate, entry)
         queries = attention.rope(queries, offset=entry.offset)
         keys = attention.rope(keys, offset=entry.offset)

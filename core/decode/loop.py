@@ -6,7 +6,7 @@ it prints nothing and knows a drafter only as a Protocol. Greedy selection is ml
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +95,7 @@ class Generation:
         self.picker = setup.picker or make_picker(self.blocks, self.options, setup.clock)
         self._last_route = self.picker.route
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Generator[Event, None, None]:
         """The whole request, first to last event."""
         yield from self.prefill()
         started = self._clock()

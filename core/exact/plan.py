@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
@@ -20,6 +20,7 @@ from ..device import on_cpu
 from ..errors import CacheError, ExactUnavailable, RollbackError
 from ..target.target import Target, TargetPass
 from .agreement import Agreement, agree_in_every_way, agree_up_to
+from .exact_plan import ExactPlan
 
 DEFAULT_WIDTH = 8
 MAX_WIDTH = 16
@@ -32,44 +33,6 @@ CPU_CONTEXTS = (16, 250)
 GPU_CONTEXTS = (56, 1016, 2040, 8184)
 """Tokens before the checked ones, so that these cross the numbers of keys at which kernels and
 their splits change."""
-
-
-@dataclass(frozen=True)
-class ExactPlan:
-    """How passes run so that rows are exact.
-
-    width: the widest block; pads: every pass of the loop runs at exactly `width` rows; checked:
-    measured in this run, or read from a stored probe; date: of the measurement (ISO); fixes_keys:
-    attention over a fixed number of keys (always so where it pads).
-    """
-
-    width: int
-    pads: bool
-    checked: Literal["run", "stored"] = "run"
-    date: str = ""
-    fixes_keys: bool = False
-
-    @property
-    def has_fixed_keys(self) -> bool:
-        """Whether caches are of a fixed size."""
-        return self.pads or self.fixes_keys
-
-    def describe(self) -> str:
-        """What it does to a pass."""
-        if self.pads:
-            return f"every pass at {self.width} rows"
-        keys = "keys at a fixed number, " if self.fixes_keys else ""
-        return f"{keys}blocks of up to {self.width} rows"
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "width": self.width,
-            "pads": self.pads,
-            "fixes_keys": self.has_fixed_keys,
-            "checked": self.checked,
-            "date": self.date,
-        }
 
 
 class ExactTarget(Target):

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..device import on_cpu
 from ..errors import ExactUnavailable
-from ..probe_store import Note, StoredProbe, load_probe, probe_key, save_probe
+from ..probe_store import Note, load_probe, probe_key, save_probe
 from ..target.target import Target
 from .agreement import blocks_agree
-from .plan import ExactPlan, ExactTarget, exact_base, find_plan, slides
+from .exact_plan import ExactPlan
+from .plan import ExactTarget, exact_base, find_plan, slides
 
 if TYPE_CHECKING:
     from ..decode.loop import Generation
@@ -101,20 +102,15 @@ def runs_as_planned(target: Target) -> bool:
 def _stored_plan(target: Target, note: Note) -> ExactPlan | None:
     key = probe_key(target)
     probe = load_probe(key, note) if key is not None else None
-    if probe is None or probe.exact_width is None:
-        return None
-    return ExactPlan(
-        probe.exact_width, probe.exact_pads, "stored", probe.date, probe.exact_fixes_keys
-    )
+    return None if probe is None else ExactPlan.from_stored(probe)
 
 
 def _measured_plan(target: Target, store: bool, note: Note) -> ExactPlan:
     plan = find_plan(target)
     key = probe_key(target) if store else None
     if key is not None:
-        found = StoredProbe(plan.date, plan.width, plan.pads, plan.fixes_keys)
         try:
-            save_probe(key, found)
+            save_probe(key, plan.to_stored())
         except OSError as exc:
             note(f"the exact plan could not be stored: {exc}")
     return plan

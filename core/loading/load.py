@@ -16,7 +16,7 @@ from ..checkpoint.mlx_models import model_module
 from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
 from ..checkpoint.target_config import TargetConfig, read_target_config
 from ..checkpoint.tokenizer_files import require_tokenizer
-from ..device import on_cpu
+from ..device import dtype_text, on_cpu
 from ..errors import CheckpointError, DflashError, UnsupportedModel
 from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
 from ..target.families import backbone_class
@@ -124,7 +124,7 @@ def check_experts(model: Any, config: TargetConfig) -> None:
         return
     for name, module in model.named_modules():
         if isinstance(module, SwitchLinear) and module.weight.dtype != mx.float32:
-            dtype = str(module.weight.dtype).removeprefix("mlx.core.")
+            dtype = dtype_text(module.weight.dtype)
             raise UnsupportedModel(
                 f"{config.path} is a mixture of experts in {dtype} ({name}), and MLX multiplies "
                 "unquantized experts on the CPU in float32 only (gather_mm): use --dtype float32, "

@@ -1,5 +1,5 @@
-"""A loaded target: its forward with taps and tape, and the table of families.
+"""A loaded target: its forward with taps and tape, by a class for each kind of decoder.
 
-May import: `checkpoint` and `cache`.
+May import: `checkpoint`, `cache`, core's errors, options and device.
 Used by: the decode loop, drafters, and whoever loads a model.
 """

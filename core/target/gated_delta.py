@@ -15,13 +15,10 @@ from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 
 
 @dataclass(frozen=True)
-class GdnTape:
-    """What a verified block fed to one layer's recurrence (R28).
+class GdnRows:
+    """What T rows feed to one layer's recurrence.
 
-    q, k: (1, T, key heads, key dim); v: (1, T, value heads, value dim); a, b: (1, T, value
-    heads); conv_input: (1, kernel - 1 + T, channels), the old window and the block's rows;
-    state_in: the state before the block; conv_out, state_out: what the block left in the cache,
-    by which a rollback knows that the cache has not moved since.
+    q, k: (1, T, key heads, key dim); v: (1, T, value heads, value dim); a, b: (1, T, value heads).
     """
 
     q: mx.array
@@ -29,6 +26,23 @@ class GdnTape:
     v: mx.array
     a: mx.array
     b: mx.array
+
+    def part(self, start: int, stop: int) -> GdnRows:
+        """The rows from `start` to before `stop`."""
+        parts = (array[:, start:stop] for array in (self.q, self.k, self.v, self.a, self.b))
+        return GdnRows(*parts)
+
+
+@dataclass(frozen=True)
+class GdnTape:
+    """A verified block of one layer (R28).
+
+    fed: its rows; conv_input: (1, kernel - 1 + T, channels), the old window and the block's rows;
+    state_in: the state before the block; conv_out, state_out: what the block left in the cache,
+    by which a rollback knows that the cache has not moved since.
+    """
+
+    fed: GdnRows
     conv_input: mx.array
     state_in: mx.array | None
     conv_out: mx.array
@@ -37,7 +51,7 @@ class GdnTape:
     @property
     def rows(self) -> int:
         """Rows of the block."""
-        return int(self.q.shape[1])
+        return int(self.fed.q.shape[1])
 
     @property
     def left(self) -> tuple[mx.array, mx.array]:
@@ -56,15 +70,15 @@ def gdn_forward(
         conv_state = mx.zeros((batch, layer.conv_kernel_size - 1, layer.conv_dim), dtype=x.dtype)
     conv_input = mx.concatenate([conv_state, qkv], axis=1)
     conv_out = mx.contiguous(conv_input[:, -(layer.conv_kernel_size - 1) :, :])
-    q, k, v = convolve(layer, conv_input, rows)
+    fed = GdnRows(*convolve(layer, conv_input, rows), a, b)
     state_in = cache[1]
-    out, state_out = recur(layer, q, k, v, a, b, state_in)
+    out, state_out = recur(layer, fed, state_in)
     cache[0], cache[1] = conv_out, state_out
     cache.advance(rows)
     out = layer.out_proj(layer.norm(out, z).reshape(batch, rows, -1))
     if not record:
         return out, None
-    return out, GdnTape(q, k, v, a, b, conv_input, state_in, conv_out, state_out)
+    return out, GdnTape(fed, conv_input, state_in, conv_out, state_out)
 
 
 def replay(layer: Any, tape: GdnTape, keep: int) -> tuple[mx.array, mx.array]:
@@ -73,15 +87,7 @@ def replay(layer: Any, tape: GdnTape, keep: int) -> tuple[mx.array, mx.array]:
     Runs the recurrence over those rows alone, through the same call as the forward, so that the
     result is bitwise that of feeding them.
     """
-    _, state = recur(
-        layer,
-        tape.q[:, :keep],
-        tape.k[:, :keep],
-        tape.v[:, :keep],
-        tape.a[:, :keep],
-        tape.b[:, :keep],
-        tape.state_in,
-    )
+    _, state = recur(layer, tape.fed.part(0, keep), tape.state_in)
     window = tape.conv_out.shape[1]
     return mx.contiguous(tape.conv_input[:, keep : keep + window]), state
 
@@ -111,16 +117,9 @@ def convolve(layer: Any, conv_input: mx.array, rows: int) -> tuple[mx.array, mx.
     return q, k, v
 
 
-def recur(
-    layer: Any,
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    b: mx.array,
-    state: mx.array | None,
-) -> tuple[mx.array, mx.array]:
+def recur(layer: Any, fed: GdnRows, state: mx.array | None) -> tuple[mx.array, mx.array]:
     """The gated delta rule over the rows; state None means zeros."""
+    q, k, v, a, b = fed.q, fed.k, fed.v, fed.a, fed.b
     out, state = gated_delta_update(
         q, k, v, a, b, layer.A_log, layer.dt_bias, state, None, use_kernel=not layer.training
     )

@@ -14,7 +14,8 @@ from ...core.decode.emit import Detokenizer
 from ...core.device import on_cpu
 from ...core.errors import ExactUnavailable
 from ...core.exact.agreement import agree, agree_at_widths, agree_with_one_rows
-from ...core.exact.plan import ExactPlan, ExactTarget, exact_base, find_plan
+from ...core.exact.exact_plan import ExactPlan
+from ...core.exact.plan import PADDED_WIDTHS, ExactTarget, exact_base, find_plan
 from ...core.options import MAX_DRAFT_TOKENS, GenerateOptions
 from ...core.probe_store import ProbeKey, StoredProbe, conditions, probe_key, save_probe, today
 from ...core.target.target import Target
@@ -26,9 +27,6 @@ from .costs import ContextCosts, CostOptions, measure_costs, relative_costs
 from .forecast import settle
 from .options import CPU_OPTIONS, ProbeOptions
 from .report import (
-    AS_THEY_ARE,
-    FIXED_KEYS,
-    PADDED,
     DraftFinding,
     ExactFinding,
     ProbeReport,
@@ -36,8 +34,6 @@ from .report import (
 )
 
 Say = Callable[[str], None]
-PADDED_WIDTHS = (4, 8, 16)
-"""Widths at which padding and a fixed number of keys are tried, where rows differ without."""
 
 
 def default_options() -> ProbeOptions:
@@ -172,9 +168,8 @@ def store_report(report: ProbeReport, target: Target, drafters: Sequence[Drafter
         return replace(report, notes=(*report.notes, "not stored: the model is in no directory"))
     records: list[tuple[ProbeKey, StoredProbe]] = []
     plan, details = report.exact.plan, report.to_dict()
-    width = None if plan is None else plan.width
-    pads, fixes_keys = (plan.pads, plan.fixes_keys) if plan is not None else (False, False)
-    records.append((key, StoredProbe(report.date, width, pads, fixes_keys, None, details)))
+    unplanned = StoredProbe(report.date, details=details)
+    records.append((key, unplanned if plan is None else plan.to_stored(details)))
     for one, found in zip(drafters, report.drafts, strict=True):
         known = drafter_key(key, one)
         if known is not None:
@@ -189,20 +184,20 @@ def store_report(report: ProbeReport, target: Target, drafters: Sequence[Drafter
 def _rows_as_they_are(target: Target, context: int, options: ProbeOptions) -> Iterator[RowsFinding]:
     widths = [width for width in options.widths if width > 1]
     for found in agree_with_one_rows(target, widths, context, options.agreement_tokens):
-        yield RowsFinding("one row", AS_THEY_ARE, found)
+        yield RowsFinding("one row", "as they are", found)
     for found in agree_at_widths(target, widths, context, options.agreement_tokens):
-        yield RowsFinding("same width", AS_THEY_ARE, found)
+        yield RowsFinding("same width", "as they are", found)
 
 
 def _rows_made_exact(target: Target, context: int, options: ProbeOptions) -> Iterator[RowsFinding]:
-    widths = [width for width in PADDED_WIDTHS if width in options.widths]
+    widths = [width for width in sorted(PADDED_WIDTHS) if width in options.widths]
     fixed = ExactTarget(target, ExactPlan(max(widths), pads=False, fixes_keys=True))
     for found in agree_with_one_rows(fixed, widths, context, options.agreement_tokens):
-        yield RowsFinding("one row", FIXED_KEYS, found)
+        yield RowsFinding("one row", fixed.plan.way, found)
     for width in widths:
         padded = ExactTarget(target, ExactPlan(width, pads=True))
         found = agree(padded, width, context, options.agreement_tokens)
-        yield RowsFinding("same width", PADDED, found)
+        yield RowsFinding("same width", padded.plan.way, found)
 
 
 def _subject(target: Target) -> Mapping[str, str]:

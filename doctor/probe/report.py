@@ -23,13 +23,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...core.exact.agreement import Agreement
-from ...core.exact.plan import ExactPlan
+from ...core.exact.exact_plan import ExactPlan, PassWay
 from .acceptance import AcceptCurve
 from .costs import ContextCosts
 from .forecast import BlockForecast
 
 Way = Literal["one row", "same width"]
-AS_THEY_ARE, FIXED_KEYS, PADDED = "as they are", "fixed keys", "padded"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class RowsFinding:
     passes ran."""
 
     way: Way
-    plan: str
+    plan: PassWay
     agreement: Agreement
 
     def to_dict(self) -> dict[str, Any]:

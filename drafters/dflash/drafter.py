@@ -17,7 +17,7 @@ from ...core.decode.choose import Draws
 from ...core.decode.drafter import TargetRows
 from ...core.decode.sampling import Proposal
 from ...core.errors import CacheError
-from ...core.options import GenerateOptions
+from ...core.options import GenerateOptions, Kernels
 from ...core.probe_store import ProbeKey
 from .config import DrafterConfig
 from .context import ContextBuffer, HeadsOf, join_heads
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 class TargetEnds(Protocol):
     """The two ends of the target that a drafter borrows."""
+
+    @property
+    def kernels(self) -> Kernels:
+        """Whose kernels the target's passes run through."""
 
     def embed_token_ids(self, token_ids: mx.array) -> mx.array:
         """(1, T) ids -> (1, T, hidden)."""
@@ -79,7 +83,7 @@ class DFlashDrafter:
         self._position = 0
         self._buffers: list[ContextBuffer] = []
         groups = window_groups(model)
-        self._fused = _fused(self, groups) if getattr(ends, "kernels", "") == "fused" else None
+        self._fused = _fused(self, groups) if ends.kernels == "fused" else None
         self._groups = groups if self._fused else [[index] for index in self._indices]
         self.reset(0)
 
@@ -239,19 +243,16 @@ def window_groups(model: DFlashModel) -> list[list[int]]:
 
 def _fused(drafter: DFlashDrafter, groups: list[list[int]]) -> FusedDraft | None:
     """The same drafter over the suite's CUDA kernels, where they take its sizes and types."""
-    from .cuda.draft import FusedDraft, can_fuse  # only here: it imports mlx-lm
+    from .cuda.draft import DraftEnds, FusedDraft, can_fuse  # only here: it imports mlx-lm
 
     if not can_fuse(drafter.model, drafter.config, drafter._rope):
         return None
     ends, config = cast(FusedEnds, drafter._ends), drafter.config
     is_bare = config.output_multiplier == 1.0 and config.final_logit_softcapping is None
-    return FusedDraft(
-        drafter.model,
-        drafter.config,
-        groups,
+    borrowed = DraftEnds(
         ends.embed_token_ids,
         drafter.block_logits,
-        drafter._rope,
         ends.embedding_table,
         ends.head_projection if is_bare else None,
     )
+    return FusedDraft(drafter.model, drafter.config, groups, borrowed, drafter._rope)

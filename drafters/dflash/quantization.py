@@ -10,13 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...core.checkpoint.packings import FLOAT_MODES, GROUP_SIZES, MODES, PACKED_BITS
 from ...core.errors import ConfigError
-
-BITS = (2, 3, 4, 5, 6, 8)
-GROUP_SIZES = (16, 32, 64, 128)
-MICROSCALED = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
-"""(bits, group size) -> mode, where the scales are bytes."""
-MODES = ("affine", *MICROSCALED.values())
 
 
 @dataclass(frozen=True)
@@ -66,14 +61,14 @@ def _packing(file: Path, label: str, block: Mapping[str, Any]) -> Packing:
     bits, group = block.get("bits"), block.get("group_size")
     mode = block.get("mode", "affine")
     fits = (
-        MICROSCALED.get((bits, group)) == mode  # type: ignore[arg-type]
+        FLOAT_MODES.get((bits, group)) == mode  # type: ignore[arg-type]
         if mode != "affine"
-        else bits in BITS and group in GROUP_SIZES
+        else bits in PACKED_BITS and group in GROUP_SIZES
     )
     if not fits or isinstance(bits, bool) or not isinstance(bits, int):
         raise ConfigError(
             f"{file}: '{label}' states bits {bits!r}, group_size {group!r}, mode {mode!r}; "
-            f"expected bits of {BITS}, group_size of {GROUP_SIZES}, mode of {MODES}"
+            f"expected bits of {PACKED_BITS}, group_size of {GROUP_SIZES}, mode of {MODES}"
         )
     assert isinstance(group, int)
     return Packing(bits, group, mode)
@@ -90,9 +85,9 @@ def infer_packing(
         return None
     bits, rest = divmod(weight[1] * 32, columns)
     group, uneven = divmod(columns, scales[1])
-    if rest or uneven or bits not in BITS or group not in GROUP_SIZES:
+    if rest or uneven or bits not in PACKED_BITS or group not in GROUP_SIZES:
         return None
     if not scales_are_bytes:
         return Packing(bits, group)
-    mode = MICROSCALED.get((bits, group))
+    mode = FLOAT_MODES.get((bits, group))
     return Packing(bits, group, mode) if mode else None

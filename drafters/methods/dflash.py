@@ -64,6 +64,7 @@ DFLASH = Method(
     absent=ABSENT,
     loaded="{name} drafter loaded",
     ignored="concerns DFlash alone and is ignored on route {route}",
+    files_option="drafter",
     load_options=("drafter", "drafter_bits"),
     noted_options=(),
     request_options=("block_size",),

@@ -22,13 +22,15 @@ class Candidate:
     """A drafter that may be used: judged by its config and headers, its weights not opened yet.
 
     load: opens the weights and binds them to the loaded target; None where there is nothing to
-    load, and `problem` says why. where: its directory, for progress; method: `dflash` or `mtp`.
+    load, and `problem` says why. where: its directory, for progress; method: `dflash` or `mtp`;
+    named: the user named its files, so that they may not be passed over.
     """
 
     load: Callable[[Target], Drafter] | None = None
     where: Path | None = None
     problem: str = ""
     method: str = ""
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Method:
     absent: why there is none, where its files were neither given nor found.
     loaded: the reason of a route that runs it; {name} is the drafter's.
     ignored: what is said of its options where none of its drafters runs; {route} is what runs.
+    files_option: the field of LoadOptions that names its files.
     load_options: the fields of LoadOptions that concern it alone; noted_options: those of them
         that are named where they do nothing.
     request_options: the fields of GenerateOptions that concern it alone.
@@ -54,6 +57,7 @@ class Method:
     absent: str
     loaded: str
     ignored: str
+    files_option: str
     load_options: tuple[str, ...]
     noted_options: tuple[str, ...]
     request_options: tuple[str, ...]
@@ -65,6 +69,10 @@ class Method:
     def owns(self, name: str) -> bool:
         """Whether a drafter of this name (`dflash`, `dflash2`, `mtp`) is of this method."""
         return name.startswith(self.speculation)
+
+    def is_named(self, loading: LoadOptions) -> bool:
+        """Whether the user named its files: then they are used, or what is wrong is an error."""
+        return getattr(loading, self.files_option) is not None
 
     def ignored_options(
         self, requested: Speculation, options: GenerateOptions, loading: LoadOptions

@@ -79,6 +79,7 @@ MTP = Method(
     absent="no MTP head was found",
     loaded="the target's MTP head loaded",
     ignored="concerns an MTP head alone and is ignored: none is loaded",
+    files_option="mtp",
     load_options=("mtp", "mtp_hidden"),
     noted_options=("mtp",),
     request_options=("draft_tokens",),

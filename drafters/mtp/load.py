@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ...core.checkpoint.packings import FLOAT_MODES, PACKED_BITS
 from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.target_config import TargetConfig
 from ...core.device import on_cpu
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 DTYPES = ("BF16", "F16", "F32", "U32", "U8")
 PARTS = ("weight", "scales", "biases")
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-FLOAT_MODES = {(32, 4): "mxfp4", (32, 8): "mxfp8", (16, 4): "nvfp4"}
-"""(group size, bits) -> mlx's mode, for packs whose scales are bytes."""
 
 
 def load_head(
@@ -183,8 +182,8 @@ def _quantize_like(model: MtpModel, arrays: Mapping[str, mx.array], source: MtpS
         columns = module.weight.shape[-1]
         bits, odd = divmod(weight.shape[-1] * 32, columns)
         group, rest = divmod(columns, scales.shape[-1])
-        mode = "affine" if f"{path}.biases" in arrays else FLOAT_MODES.get((group, bits))
-        if odd or rest or mode is None or bits not in (2, 3, 4, 5, 6, 8):
+        mode = "affine" if f"{path}.biases" in arrays else FLOAT_MODES.get((bits, group))
+        if odd or rest or mode is None or bits not in PACKED_BITS:
             raise TensorError(
                 f"{source.where}: {path} is packed as {list(weight.shape)} with scales "
                 f"{list(scales.shape)}, which is no MLX packing of {columns} columns"

@@ -14,7 +14,13 @@ import numpy as np
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
 from setting import no_gpu
 
-from dflash_suite.core.cuda.ops.attention import attend, fits_heads, prepare, prepare_keys
+from dflash_suite.core.cuda.ops.attention import (
+    AttentionRule,
+    attend,
+    fits_heads,
+    prepare,
+    prepare_keys,
+)
 from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
 from dflash_suite.core.cuda.ops.reference_ops import OpKernels
 
@@ -120,29 +126,31 @@ def check_attention(heads: int, kv_heads: int, dim: int, rotated: int) -> int:
             worst = max(worst, _error(made, _f64(turned)))
         first = 60  # the context begins somewhere in its buffer
         held = [part[:, :, first : first + count] for part in buffer]
-        whole: Any = (buffer[0], buffer[1], mx.array([first, count - rows]), dim**-0.5)
+        whole, span = (buffer[0], buffer[1]), mx.array([first, count - rows])
+        rule = AttentionRule(dim**-0.5)
         own = held[0][:, :, count - rows :], held[1][:, :, count - rows :]
         for gate in (None, packed[:, :rows]):
-            out = attend(queries, *whole, gate=gate)
+            out = attend(queries, whole, span, rule, gate=gate)
             plain = mx.fast.scaled_dot_product_attention(
                 *(a.astype(mx.float32) for a in (queries, *held)), scale=dim**-0.5, mask="causal"
             ).transpose(0, 2, 1, 3)
             if gate is not None:
                 plain = plain * mx.sigmoid(gate[..., dim:].astype(mx.float32))
             worst = max(worst, _error(out, _f64(plain.reshape(1, rows, -1))))
-            bitwise &= bool(mx.array_equal(out, attend(queries, *whole, gate=gate, block=own)))
+            bitwise &= bool(
+                mx.array_equal(out, attend(queries, whole, span, rule, gate=gate, block=own))
+            )
             row = rows // 2
             cut = [part[:, :, : first + count - rows + row + 1] for part in buffer]
             single = attend(
                 queries[:, :, row : row + 1],
-                cut[0],
-                cut[1],
+                (cut[0], cut[1]),
                 mx.array([first, count - rows + row]),
-                dim**-0.5,
+                AttentionRule(dim**-0.5),
                 gate=None if gate is None else gate[:, row : row + 1],
             )
             bitwise &= bool(mx.array_equal(single[:, 0], out[:, row]))
-        wide = attend(queries, *whole, causal=False, window=100, block=own)
+        wide = attend(queries, whole, span, AttentionRule(dim**-0.5, False, 100), block=own)
         key = mx.arange(count)[None]
         query = count - rows + mx.arange(rows)[:, None]
         mask = (key >= count - rows) | (query - key < 100)
@@ -179,16 +187,16 @@ def check_gdn(dtype: mx.Dtype, rows: int) -> int:
     a, b = (mx.random.normal((1, rows, 32)).astype(dtype) for _ in range(2))
     state = mx.random.normal((1, 32, 128, 128))
     kernels = CudaKernels()
-    y, after, left = kernels.gdn(layer, qkv, window, a, b, state)
+    y, after, left = kernels.gdn(layer, (qkv, a, b), window, state)
     if rows <= 40:
-        every = kernels.gdn(layer, qkv, window, a, b, state, every=True)
+        every = kernels.gdn(layer, (qkv, a, b), window, state, every=True)
     expected = _recurrence(layer, qkv, window, a, b, state)
     errors = _error(y, expected[0]), _error(after, expected[1])
     one_state, one_window, bitwise = state, window, True
     for row in range(rows if rows <= 40 else 0):
         at = slice(row, row + 1)
         one, one_state, one_window = kernels.gdn(
-            layer, qkv[:, at], one_window, a[:, at], b[:, at], one_state
+            layer, (qkv[:, at], a[:, at], b[:, at]), one_window, one_state
         )
         bitwise &= bool(mx.array_equal(one[:, 0], y[:, row]))
         bitwise &= bool(mx.array_equal(one_state[0], every[1][row]))
@@ -217,8 +225,8 @@ def _begins_inside(
         place = mx.array([3, keep], dtype=mx.int32)
         window, state = windows[:, keep : keep + 3], states[keep - 1 : keep]
         for every in (True, False):
-            whole = CudaKernels().gdn(layer, qkv, windows, a, b, states, every, place)
-            cut = CudaKernels().gdn(layer, qkv, window, a, b, state, every)
+            whole = CudaKernels().gdn(layer, (qkv, a, b), windows, states, every, place)
+            cut = CudaKernels().gdn(layer, (qkv, a, b), window, state, every)
             same &= all(bool(mx.array_equal(x, y)) for x, y in zip(whole, cut, strict=True))
     return same
 

@@ -13,7 +13,8 @@ from models import SHAPES, bind, make_model
 from setting import no_gpu, parse
 
 from dflash_suite.core.exact.agreement import agree_in_every_way
-from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
+from dflash_suite.core.exact.exact_plan import ExactPlan
+from dflash_suite.core.exact.plan import ExactTarget
 
 LAYERS = 16
 WIDTHS = (4, 8, 16)

@@ -26,7 +26,8 @@ from dflash_suite.core.bench.speed import compare_pairs
 from dflash_suite.core.bench.sweep import find_best
 from dflash_suite.core.bench.types import BenchPrompt
 from dflash_suite.core.errors import OptionError
-from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
+from dflash_suite.core.exact.exact_plan import ExactPlan
+from dflash_suite.core.exact.plan import ExactTarget
 from dflash_suite.core.loading.load import LoadedTarget
 from dflash_suite.core.options import LoadOptions
 from dflash_suite.drafters.bench.arm_specs import ab_specs, parse_arm, parse_sweep

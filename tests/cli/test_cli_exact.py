@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from dflash_suite.cli.app import app
 from dflash_suite.core.exact import plan as exact
 from dflash_suite.core.exact import promise
-from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
+from dflash_suite.core.exact.exact_plan import ExactPlan
+from dflash_suite.core.exact.plan import ExactTarget
 from dflash_suite.core.exact.promise import Promise
 from dflash_suite.core.loading.load import LoadedTarget, load_target
 from dflash_suite.core.target.target import Target

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from dflash_suite.cli.__main__ import main as cli_main
 from dflash_suite.cli.app import app
 from dflash_suite.cli.input.prompt import BUILT_IN
+from dflash_suite.drafters.bundled.paths import ROOT as BUNDLED
 from tests.kit.places import ROOT
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "NO_COLOR": "1", "COLUMNS": "80"}
@@ -147,11 +148,18 @@ def test_failures_exit_1_with_one_line(tmp_path: Path) -> None:
 
 
 def test_auto_says_why_it_takes_another_route(tmp_path: Path) -> None:
-    found = document("--raw", PROMPT, "-n", "4", "--drafter", str(tmp_path))
+    """The drafter that stands beside the target is passed over; one that is named is an error."""
+    for file in (BUNDLED / "target").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "drafter").mkdir()
+    asked = ["--raw", PROMPT, "-n", "4", "--model", str(tmp_path)]
+    found = document(*asked)
     assert found["speculation"]["route"] == "mtp"
-    assert str(tmp_path / "config.json") in found["speculation"]["reason"]
-    result = run("--raw", PROMPT, "-n", "4", "--drafter", str(tmp_path))
+    assert str(tmp_path / "drafter" / "config.json") in found["speculation"]["reason"]
+    result = run(*asked)
     assert "route mtp: " in result.stderr and "config.json" in result.stderr
+    named = run(*asked, "--drafter", str(tmp_path / "drafter"))
+    assert named.exit_code == 1 and named.stdout == "" and "config.json" in named.stderr
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 3, 6])
@@ -412,3 +420,17 @@ def test_examples_run(script: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "tokens/round" in done.stderr or "accept lengths" in done.stdout
+
+
+@pytest.mark.parametrize("how", ["pipe", "dash", "file", "redirected"])
+def test_an_empty_prompt_is_an_error_and_never_the_built_in_one(how: str, tmp_path: Path) -> None:
+    """`cat missing | dflash generate -q` must not answer something else."""
+    empty = tmp_path / "empty"
+    empty.touch()
+    arguments = {"dash": ["-"], "file": ["-f", str(empty)]}.get(how, [])
+    command = [sys.executable, "-m", "dflash_suite.cli", "generate", "-q", "-n", "2", *arguments]
+    with empty.open() as stream:
+        given = {"stdin": stream} if how == "redirected" else {"input": ""}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **given)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "the prompt is empty" in done.stderr

@@ -33,6 +33,7 @@ from tests.kit import sparse
 from tests.kit.doctor_pairs import SOUND, edit_json, look, save_pair
 from tests.kit.families import CONFIGS, save_family
 from tests.kit.published import DRAFTERS, published_config, save_published
+from tests.kit.tiny_drafter import raw_drafter, save_drafter
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -264,3 +265,17 @@ def qwen3_4b(tmp_path_factory: pytest.TempPathFactory) -> TargetSubject:
     findings, _ = run_checks(TARGET_CHECKS, target)
     assert {finding.status for finding in findings} == {"pass"}
     return target
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty", "other"])
+def test_a_named_drafter_that_cannot_be_used_is_no_route_of_auto(tmp_path: Path, name: str) -> None:
+    """Beside the target it is passed over; named it is an error, in generate and in doctor."""
+    pair = save_pair(tmp_path / "pair")
+    (tmp_path / "empty").mkdir()
+    save_drafter(tmp_path / "other", raw_drafter(vocab_size=100, mask_token_id=5))
+    given = str(tmp_path / name)
+    with pytest.raises(DflashError):
+        load_pair(LoadOptions(model=str(pair), drafter=given, exact=False))
+    routes = {one.requested: one for one in diagnose(str(pair), given, SOUND).routes}
+    assert routes["auto"].route is None and routes["auto"].reason
+    assert routes["none"].route == "none"

@@ -22,9 +22,10 @@ from dflash_suite.core.errors import PromptError, RollbackError, RouteUnavailabl
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.sampling_options import SamplingOptions
 from dflash_suite.core.stats import Chunk
-from dflash_suite.drafters.engine import Engine, Request
+from dflash_suite.drafters.engine import Engine
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
 from dflash_suite.drafters.pair import Pair
+from dflash_suite.drafters.request import Request
 from tests.kit.scripted import ScriptedDrafter, all_right
 from tests.kit.snapshots import fed_alone, meaning
 from tests.kit.tiny import Kind, PieceDetokenizer, make_target, prompt, stock_greedy
@@ -143,18 +144,18 @@ def test_rows_are_not_shared_with_a_drafter_that_did_not_see_them(engine: Engine
 
 def test_a_request_that_was_left_or_failed_does_no_harm(engine: Engine) -> None:
     """D7, E15: left between two events its rows are shared; failed in a round they are not."""
-    generation, _ = engine.start(ask(CODE, max_tokens=40))
-    events = iter(generation)
+    answer = engine.start(ask(CODE, max_tokens=40))
+    generation, events = answer.generation, iter(answer)
     while not (isinstance(next(events), Chunk) and generation.stats.rounds > 2):
         pass
     emitted = list(generation.emitter.token_ids)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     ids = [*engine.encode(ask(CODE)), *emitted, 5]
     warm = engine.complete(ask(ids))
     assert warm.stats.reused_tokens == len(ids) - 2
     assert warm.token_ids == fresh(engine).complete(ask(ids, reuse=False)).token_ids
 
-    generation, _ = engine.start(ask(CODE))
+    generation = engine.start(ask(CODE)).generation
     generation.contexts.align = None  # type: ignore[assignment]
     with pytest.raises(TypeError):
         list(generation)
@@ -170,9 +171,9 @@ def test_what_the_gate_learned_carries_over(engine: Engine) -> None:
     second = engine.complete(replace(request, reuse=False))
     assert first.stats.plain_steps >= 3
     assert first.token_ids == second.token_ids
-    generation, _ = engine.start(request)
-    other, _ = engine.start(replace(request, block_size=3))
-    again, _ = engine.start(request)
+    generation = engine.start(request).generation
+    other = engine.start(replace(request, block_size=3)).generation
+    again = engine.start(request).generation
     assert generation.picker is again.picker is not other.picker
 
 
@@ -227,3 +228,27 @@ def test_common_prefix() -> None:
     assert common_prefix([1, 2, 3], [1, 2, 4]) == 2
     assert common_prefix([], [1]) == 0
     assert common_prefix([1, 2], [1, 2, 3]) == 2
+
+
+def test_an_answer_is_iterated_and_a_text_is_a_request(engine: Engine) -> None:
+    answer = engine.start(ask(CODE, max_tokens=12))
+    text = "".join(event.text for event in answer if isinstance(event, Chunk))
+    done = answer.completion()
+    assert text == answer.text == done.text != ""
+    assert len(done.token_ids) == 12 and done.route == answer.route
+    whole = engine.complete(CODE)
+    assert whole.text == engine.complete(Request(CODE)).text
+    assert whole.text.startswith(text)
+
+
+def test_a_cut_answer_keeps_what_was_held_back(engine: Engine) -> None:
+    """Ctrl-C: the text of all ids that were decoded, also what waited for a stop string."""
+    answer = engine.start(ask(CODE, max_tokens=40, stop=("nowhere in it",)))
+    events = iter(answer)
+    while not (isinstance(next(events), Chunk) and answer.generation.stats.rounds > 2):
+        pass
+    events.close()
+    answer.flush()
+    done = answer.completion()
+    assert done.finish_reason == "cancelled"
+    assert done.text == engine.tokenizer.decode(done.token_ids)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_suite.core.checkpoint.target_config import read_target_config
-from dflash_suite.core.errors import ConfigError, DrafterMismatch, ModelNotFound, RouteUnavailable
-from dflash_suite.core.options import LoadOptions
+from dflash_suite.core.errors import (
+    ConfigError,
+    DflashError,
+    DrafterMismatch,
+    ModelNotFound,
+    RouteUnavailable,
+)
+from dflash_suite.core.options import LoadOptions, Speculation
 from dflash_suite.drafters.dflash.config import read_drafter_config
 from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.guards import check_pair
 from dflash_suite.drafters.pair import load_pair
-from tests.kit.tiny import raw_config
+from tests.kit import tiny
+from tests.kit.tiny import raw_config, save_checkpoint
 from tests.kit.tiny_drafter import raw_drafter, save_drafter, write_config
 
 VOCAB = "{kind} drafter vocab 500 != target 512"
@@ -97,17 +105,43 @@ def test_a_matching_drafter_without_weights_is_named(tmp_path: Path, kind: Draft
     with pytest.raises(ModelNotFound, match="has no weights") as caught:
         load_pair(LoadOptions(drafter=str(drafter), speculation="dflash"))
     assert str(drafter) in str(caught.value)
-    pair = load_pair(LoadOptions(drafter=str(drafter), speculation="auto", exact=False))
-    assert pair.route.route == "mtp" and "has no weights" in pair.route.reason
+    with pytest.raises(ModelNotFound, match="has no weights"):
+        load_pair(LoadOptions(drafter=str(drafter), speculation="auto", exact=False))
 
 
-def test_auto_goes_on_without_the_drafter_and_says_why(tmp_path: Path) -> None:
-    drafter = save_drafter(tmp_path / "drafter")
-    pair = load_pair(LoadOptions(drafter=str(drafter), speculation="auto", exact=False))
-    assert pair.route.route == "mtp"
-    assert "dflash2 drafter vocab 512 != target 4096" in pair.route.reason
-    with pytest.raises(DrafterMismatch, match="vocab 512 != target 4096"):
-        load_pair(LoadOptions(drafter=str(drafter), speculation="dflash"))
+def test_auto_goes_on_without_a_drafter_that_it_found_and_says_why(tmp_path: Path) -> None:
+    """One that stands beside the target; one that was named is used, or is an error."""
+    target = save_checkpoint(tmp_path / "target", mtp_num_hidden_layers=1)
+    drafter = save_drafter(
+        target / "drafter", raw_drafter(vocab_size=tiny.VOCAB // 2, mask_token_id=5)
+    )
+    beside = LoadOptions(model=str(target), exact=False)
+    pair = load_pair(beside)
+    mismatch = f"dflash2 drafter vocab {tiny.VOCAB // 2} != target {tiny.VOCAB}"
+    assert pair.route.route == "none" and mismatch in pair.route.reason
+    named = replace(beside, drafter=str(drafter))
+    for loading in (named, replace(named, speculation="dflash")):
+        with pytest.raises(DrafterMismatch, match=mismatch):
+            load_pair(loading)
+    assert load_pair(replace(named, speculation="none")).route.route == "none"
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty", "target"])
+@pytest.mark.parametrize("speculation", ["auto", "dflash"])
+def test_a_named_drafter_that_is_none_is_an_error(
+    tmp_path: Path, name: str, speculation: Speculation
+) -> None:
+    save_checkpoint(tmp_path / "target")
+    (tmp_path / "empty").mkdir()
+    given = LoadOptions(drafter=str(tmp_path / name), speculation=speculation, exact=False)
+    with pytest.raises(DflashError, match=name):
+        load_pair(given)
+
+
+def test_a_named_head_that_is_none_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DflashError, match="empty"):
+        load_pair(LoadOptions(mtp=str(tmp_path / "empty"), exact=False))
 
 
 def test_none_opens_no_drafter_file(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from dflash_suite.core.block import Block
 from dflash_suite.core.decode.drafter import TargetRows
-from dflash_suite.core.options import GenerateOptions
+from dflash_suite.core.options import GenerateOptions, Kernels
 from dflash_suite.drafters.dflash.config import read_drafter_config
 from dflash_suite.drafters.dflash.container import DrafterKind
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter, TargetEnds
@@ -169,6 +169,7 @@ class RandomEnds:
 
     embedding: mx.array
     head: mx.array
+    kernels: Kernels = "stock"
 
     def embed_token_ids(self, token_ids: mx.array) -> mx.array:
         """(1, T) ids -> (1, T, hidden)."""

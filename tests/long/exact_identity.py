@@ -29,7 +29,8 @@ from typing import Any
 
 from dflash_suite.core.bench.environment import describe_device, describe_versions
 from dflash_suite.core.bench.types import hash_ids
-from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
+from dflash_suite.core.exact.exact_plan import ExactPlan
+from dflash_suite.core.exact.plan import ExactTarget
 from dflash_suite.core.exact.promise import keep_exact
 from dflash_suite.core.options import MAX_DRAFT_TOKENS, LoadOptions
 from dflash_suite.core.target.target import Target

@@ -138,30 +138,35 @@ def prepare_keys_step(
     )
 
 
+@dataclass(frozen=True)
+class AttentionRule:
+    """scale: of the products of queries and keys. causal: rows see keys up to their own. window:
+    context keys that are so many rows back, or more, are not seen; None: all are."""
+
+    scale: float
+    causal: bool = True
+    window: int | None = None
+
+
 def attend(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    context: tuple[mx.array, mx.array],
     span: Given,
-    scale: float,
+    rule: AttentionRule,
     *,
-    causal: bool = True,
-    window: int | None = None,
     gate: mx.array | None = None,
     block: tuple[mx.array, mx.array] | None = None,
 ) -> mx.array:
-    """queries (1, H, T, D) over whole buffers of keys and values (1, Hk, capacity, D).
+    """queries (1, H, T, D) over context: whole buffers of keys and values (1, Hk, capacity, D).
 
     span: (2,) int32, the first buffer row that counts and the rows of context from there on; the
-    queries' own T keys stand behind them, or in block: keys and values
-    (1, Hk, T, D).
-    Causal rows see keys up to their own; a window cuts context keys that are `window` or more
-    back. gate (1, T, H, S): the last D of S gate the output through their sigmoid. Returns
-    (1, T, H * D). Every buffer size compiles nothing new and launches as many blocks as it has
-    tiles, so that a traced caller need not know how many rows count.
+    queries' own T keys stand behind them, or in block: keys and values (1, Hk, T, D). gate
+    (1, T, H, S): the last D of S gate the output through their sigmoid. Returns (1, T, H * D).
+    Every buffer size compiles nothing new and launches as many blocks as it has tiles, so that a
+    traced caller need not know how many rows count.
     """
-    shape = AttentionShape.of(queries, keys, gate, scale=scale, causal=causal, window=window)
-    inputs: dict[str, Given] = {"q": queries, "k": keys, "v": values, "span": span}
+    shape = AttentionShape.of(queries, context[0], gate, rule)
+    inputs: dict[str, Given] = {"q": queries, "k": context[0], "v": context[1], "span": span}
     if block is not None:
         inputs |= {"k_block": block[0], "v_block": block[1]}
     first = attend_step("attend", shape, inputs)
@@ -186,12 +191,15 @@ class AttentionShape:
 
     @classmethod
     def of(
-        cls, queries: mx.array, keys: mx.array, gate: mx.array | None, **rest: Any
+        cls, queries: mx.array, keys: mx.array, gate: mx.array | None, rule: AttentionRule
     ) -> AttentionShape:
         """Of queries (1, H, T, D), a whole buffer of keys (1, Hk, capacity, D), and a gate."""
         _, heads, rows, dim = queries.shape
         stride = None if gate is None else gate.shape[-1]
-        return cls(heads, keys.shape[1], dim, rows, keys.shape[2], gate_stride=stride, **rest)
+        _, kv_heads, capacity, _ = keys.shape
+        return cls(
+            heads, kv_heads, dim, rows, capacity, rule.scale, rule.causal, rule.window, stride
+        )
 
 
 def attend_step(name: str, shape: AttentionShape, inputs: Mapping[str, Given]) -> Step:

@@ -31,7 +31,7 @@ from .projections import (
     several_step,
 )
 from .recurrence import fits_gdn, gated_norm_step, gdn_step
-from .reference_ops import OpKernels
+from .reference_ops import Fed, OpKernels
 
 JOIN_BELOW_BYTES = 64 << 20
 """Weights of a target's layer whose steps share a launch, since the host is the limiter of what is
@@ -117,16 +117,15 @@ class CudaKernels(OpKernels):
     def gdn(
         self,
         layer: Any,
-        qkv: mx.array,
+        fed: Fed,
         window: mx.array,
-        a: mx.array,
-        b: mx.array,
         state: mx.array,
         every: bool = False,
         place: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, mx.array]:
+        qkv, a, b = fed
         if not fits_gdn(layer, qkv.dtype):
-            return super().gdn(layer, qkv, window, a, b, state, every, place)
+            return super().gdn(layer, fed, window, state, every, place)
         place = mx.array([0, 0], dtype=mx.int32) if place is None else place
         inputs = {"qkv": qkv, "window": window, "a": a, "b": b, "state": state, "place": place}
         step = gdn_step("gdn", layer, inputs, qkv.shape[1], every, qkv.dtype)

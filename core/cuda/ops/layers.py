@@ -10,7 +10,15 @@ from typing import Any
 import mlx.core as mx
 
 from ..runtime.steps import NO_PACKS, Given, Packed, Packs, Step, run_steps
-from .attention import AttentionShape, attend, attend_step, combine_step, fits_heads, prepare_step
+from .attention import (
+    AttentionRule,
+    AttentionShape,
+    attend,
+    attend_step,
+    combine_step,
+    fits_heads,
+    prepare_step,
+)
 from .projections import (
     Feed,
     feed_gate_normed,
@@ -203,16 +211,15 @@ def add_attention_end(chain: Chain, layer: Any, mixed: mx.array) -> None:
 
 def run_attention(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    context: tuple[mx.array, mx.array],
     span: mx.array,
     gate: mx.array,
     token: mx.array,
     scale: float,
 ) -> tuple[mx.array, mx.array]:
     """(what `attention.attend` gives, token) in one launch, for every layer of the same shapes."""
-    shape = AttentionShape.of(queries, keys, gate, scale=scale)
-    held: dict[str, Given] = {"q": queries, "k": keys, "v": values, "span": span}
+    shape = AttentionShape.of(queries, context[0], gate, AttentionRule(scale))
+    held: dict[str, Given] = {"q": queries, "k": context[0], "v": context[1], "span": span}
     look = attend_step("look", shape, held)
     parts: dict[str, Given] = {name: f"look.{name}" for name in look.outputs}
     steps = [look, combine_step("mix", shape, look, parts, gate)]
@@ -222,11 +229,10 @@ def run_attention(
 
 def attend_gated(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    context: tuple[mx.array, mx.array],
     span: mx.array,
     gate: mx.array,
     scale: float,
 ) -> mx.array:
     """The same in the launches of `attend`, for layers that are not joined."""
-    return attend(queries, keys, values, span, scale, gate=gate)
+    return attend(queries, context, span, AttentionRule(scale), gate=gate)

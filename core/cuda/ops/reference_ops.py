@@ -11,8 +11,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 
-from ...target.gated_delta import convolve, recur
+from ...target.gated_delta import GdnRows, convolve, recur
 from ..runtime.steps import NO_PACKS, Packs
+
+Fed = tuple[mx.array, mx.array, mx.array]
+"""What the projections of a Gated DeltaNet layer gave its recurrence: qkv, a, b."""
 
 
 class OpKernels:
@@ -79,34 +82,33 @@ class OpKernels:
     def gdn(
         self,
         layer: Any,
-        qkv: mx.array,
+        fed: Fed,
         window: mx.array,
-        a: mx.array,
-        b: mx.array,
         state: mx.array,
         every: bool = False,
         place: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, mx.array]:
         """(y (1, T, Hv, Dv), state, window) of one layer between its projections.
 
-        qkv: (1, T, channels) before the convolution; window: (1, kernel - 1, channels) before it.
+        fed: qkv (1, T, channels) before the convolution, a and b (1, T, Hv); window:
+        (1, kernel - 1, channels) before it; state: (1, Hv, Dv, Dk).
         every: instead the states after each row (T, Hv, Dv, Dk), and the window and the rows in
         one (1, kernel - 1 + T, channels), of which any kept prefix is a view. place: (2,) int32,
         of which the second says how many rows of an earlier block are kept where window and state
         are all that its `every` gave; 0, or no place: they are what they are.
         """
+        qkv, a, b = fed
         rows = qkv.shape[1]
         if place is not None:
             window, state = kept(window, state, layer.conv_kernel_size - 1, place[1:])
         conv_input = mx.concatenate([window, qkv], axis=1)
-        q, k, v = convolve(layer, conv_input, rows)
+        recurrent = GdnRows(*convolve(layer, conv_input, rows), a, b)
         if not every:
-            y, state = recur(layer, q, k, v, a, b, state)
+            y, state = recur(layer, recurrent, state)
             return y, state, mx.contiguous(conv_input[:, -(layer.conv_kernel_size - 1) :])
         outputs, states = [], []
         for row in range(rows):
-            at = slice(row, row + 1)
-            y, state = recur(layer, q[:, at], k[:, at], v[:, at], a[:, at], b[:, at], state)
+            y, state = recur(layer, recurrent.part(row, row + 1), state)
             outputs.append(y)
             states.append(state)
         return mx.concatenate(outputs, axis=1), mx.concatenate(states), conv_input

@@ -8,13 +8,14 @@ draft's last bits can cost acceptance, never bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 
-from ....core.cuda.ops.attention import attend, fits_heads, prepare
+from ....core.cuda.ops.attention import AttentionRule, attend, fits_heads, prepare
 from ....core.cuda.ops.fused_ops import CudaKernels, cuda_in_use
 from ....core.cuda.ops.layers import HEADS, Chain
 from ....core.cuda.ops.projections import MAX_ROWS, Feed, fits_linear, linear_step
@@ -35,30 +36,38 @@ PLACE = UNIT_BYTES // mx.int32.size
 """Numbers that the host gives a draft stand so far apart: the position, a span a buffer, ids."""
 
 
-class FusedDraft:
-    """Drafts and context rows of one model.
+@dataclass(frozen=True)
+class DraftEnds:
+    """Both ends of a draft, which are the target's.
 
-    groups: layers whose contexts share a buffer; embed: ids -> hidden rows; table: the embedding
-    where `embed` does nothing else, or None; head: hidden rows -> scaled logits; projection: the
-    head's, where `head` does nothing else, or None.
+    embed: ids (1, T) -> hidden rows (1, T, hidden); head: hidden rows -> scaled logits (1, T,
+    vocab); table: the embedding where `embed` does nothing else, or None; projection: the head's
+    where `head` does nothing else, or None.
     """
+
+    embed: Callable[[mx.array], mx.array]
+    head: Callable[[mx.array], mx.array]
+    table: Any
+    projection: Any
+
+
+class FusedDraft:
+    """Drafts and context rows of one model. groups: layers whose contexts share a buffer."""
 
     def __init__(
         self,
         model: Any,
         config: DrafterConfig,
         groups: Sequence[Sequence[int]],
-        embed: Callable[[mx.array], mx.array],
-        head: Callable[[mx.array], mx.array],
+        ends: DraftEnds,
         rope: Any,
-        table: Any,
-        projection: Any,
     ) -> None:
+        table, projection = ends.table, ends.projection
         compiled: Any = mx.compile
         self._model = model
         self._config = config
-        self._embed = embed
-        self._head = head
+        self._embed = ends.embed
+        self._head = ends.head
         self._rope = rope
         self._table = table if table is not None and fits_linear(table, 1) else None
         self._kernels = CudaKernels()
@@ -214,11 +223,11 @@ class FusedDraft:
         queries, keys, values = prepare(attention, self._rope, heads, context.position)
         return attend(
             queries,
-            *context.arrays(attention.kv_heads),
+            context.arrays(attention.kv_heads),
             context.span,
-            attention.head_dim**-0.5,
-            causal=attention.causal,
-            window=attention.window,
+            AttentionRule(
+                attention.head_dim**-0.5, causal=attention.causal, window=attention.window
+            ),
             block=(keys, values),
         )
 

@@ -94,6 +94,16 @@ def test_nothing_goes_forward() -> None:
         assert not can_come_back([fresh], place), name
 
 
+def test_a_place_of_other_kinds_of_layers_is_refused() -> None:
+    caches = {name: make() for name, make in MAKERS.items()}
+    for layer in caches.values():
+        feed(layer, 4)
+    places = {name: take_place([layer], lasting=True) for name, layer in caches.items()}
+    kinds = [("gdn", "kv"), ("gdn", "sliding"), ("kv", "gdn"), ("sliding", "gdn"), ("ring", "kv")]
+    for mine, theirs in kinds:
+        assert not can_come_back([caches[theirs]], places[mine]), (mine, theirs)
+
+
 def test_a_target_comes_back_bit_for_bit() -> None:
     target = make_target("hybrid")
     cache = target.make_cache()

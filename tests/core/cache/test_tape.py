@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ from mlx_lm.models import cache as stock_caches
 from dflash_suite.core.cache.kinds import validate_absolute_boundary
 from dflash_suite.core.cache.layer_caches import offset_of
 from dflash_suite.core.cache.recurrent import GdnCache
-from dflash_suite.core.cache.tape import Tape
+from dflash_suite.core.cache.tape import Tape, replay_tape
 from dflash_suite.core.errors import CacheError, RollbackError, UnsupportedCache
 from dflash_suite.core.loading.load import LoadedTarget
 from dflash_suite.core.target import gated_delta as gdn
@@ -199,9 +199,9 @@ def test_the_tape_holds_what_was_fed(block: Block) -> None:
     assert [layer is not None for layer in block.tape.layers] == [True, True, True, False]
     for index, record in enumerate(block.tape.layers[:3]):
         assert record is not None and record.rows == ROWS
-        assert record.q.shape == record.k.shape == (1, ROWS, 2, 16)
-        assert record.v.shape == (1, ROWS, 4, 16)
-        assert record.a.shape == record.b.shape == (1, ROWS, 4)
+        assert record.fed.q.shape == record.fed.k.shape == (1, ROWS, 2, 16)
+        assert record.fed.v.shape == (1, ROWS, 4, 16)
+        assert record.fed.a.shape == record.fed.b.shape == (1, ROWS, 4)
         assert record.conv_input.shape == (1, 3 + ROWS, 128)
         assert record.state_out is block.cache[index][1]
         assert record.state_out.dtype == mx.float32
@@ -295,11 +295,25 @@ def test_a_tape_on_an_attention_layer(block: Block) -> None:
 def test_a_layers_tape_with_other_rows(block: Block) -> None:
     record = block.tape.layers[1]
     assert record is not None
-    shorter = dataclasses.replace(record, q=record.q[:, :3])
+    shorter = dataclasses.replace(record, fed=record.fed.part(0, 3))
     layers = (block.tape.layers[0], shorter, *block.tape.layers[2:])
     tape = dataclasses.replace(block.tape, layers=layers)
     message = "the tape of GDN layer 1 holds 3 rows, expected 4"
     block.refused(lambda: block.replay(2, 2, tape), message)
+
+
+def test_a_replay_that_gives_no_state_changes_nothing(block: Block) -> None:
+    """One layer of four cannot go back: none does."""
+    backbone = block.target.backbone
+
+    def forgetful(tapes: Sequence[Any], keep: int) -> list[Any]:
+        return [*backbone.replay(tapes, keep)[:2], None, None]
+
+    layers = backbone.gdn_layers()
+    block.refused(
+        lambda: replay_tape(layers, block.cache, block.tape, 2, 2, forgetful),
+        "layer 2 cannot go back by 2 rows",
+    )
 
 
 def test_the_cache_has_moved_since(block: Block) -> None:

@@ -47,12 +47,12 @@ def test_the_recurrence_is_right_and_strictly_sequential(rows: int) -> None:
     window = mx.random.normal((1, layer.conv_kernel_size - 1, layer.conv_dim))
     a, b = (mx.random.normal((1, rows, heads)) for _ in range(2))
     state = mx.random.normal((1, heads, 32, 32))
-    made = CudaKernels().gdn(layer, qkv, window, a, b, state)
-    expected = OpKernels().gdn(layer, qkv, window, a, b, state)
+    made = CudaKernels().gdn(layer, (qkv, a, b), window, state)
+    expected = OpKernels().gdn(layer, (qkv, a, b), window, state)
     for found, right in zip(made, expected, strict=True):
         assert distance(found, right) < 1e-5
     for row in range(rows):
         at = slice(row, row + 1)
-        y, state, window = CudaKernels().gdn(layer, qkv[:, at], window, a[:, at], b[:, at], state)
+        y, state, window = CudaKernels().gdn(layer, (qkv[:, at], a[:, at], b[:, at]), window, state)
         assert mx.array_equal(y[:, 0], made[0][:, row])
     assert mx.array_equal(state, made[1]) and mx.array_equal(window, made[2])

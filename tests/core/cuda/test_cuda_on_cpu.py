@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
 
-from dflash_suite.core.cuda.ops.attention import attend, prepare, prepare_keys
+from dflash_suite.core.cuda.ops.attention import AttentionRule, attend, prepare, prepare_keys
 from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
 from dflash_suite.core.cuda.ops.reference_ops import OpKernels
 from dflash_suite.core.cuda.runtime.steps import NO_PACKS, run_steps, turn
@@ -169,17 +169,17 @@ def test_the_recurrence_leaves_every_state_and_window(dtype: mx.Dtype) -> None:
     window = mx.random.normal((1, 3, layer.conv_dim)).astype(dtype)
     a, b = (mx.random.normal((1, rows, 4)).astype(dtype) for _ in range(2))
     state = mx.random.normal((1, 4, 32, 32))
-    y, states, windows = kernels.gdn(layer, qkv, window, a, b, state, every=True)
-    expected = OpKernels().gdn(layer, qkv, window, a, b, state, every=True)
+    y, states, windows = kernels.gdn(layer, (qkv, a, b), window, state, every=True)
+    expected = OpKernels().gdn(layer, (qkv, a, b), window, state, every=True)
     bound = 1e-5 if dtype == mx.float32 else 2e-2
     for found, right in zip((y, states, windows), expected, strict=True):
         assert found.shape == right.shape and distance(found, right) < bound
     from_block(layer, (qkv[:, :3], a[:, :3], b[:, :3]), windows, states)
-    whole = kernels.gdn(layer, qkv, window, a, b, state)
+    whole = kernels.gdn(layer, (qkv, a, b), window, state)
     assert mx.array_equal(whole[1], states[-1:]) and mx.array_equal(whole[2], windows[:, rows:])
     for row in range(rows):
         at = slice(row, row + 1)
-        one, state, window = kernels.gdn(layer, qkv[:, at], window, a[:, at], b[:, at], state)
+        one, state, window = kernels.gdn(layer, (qkv[:, at], a[:, at], b[:, at]), window, state)
         assert mx.array_equal(one[:, 0], y[:, row]) and mx.array_equal(state[0], states[row])
         assert mx.array_equal(window, windows[:, row + 1 : row + 4])
     norm = SimpleNamespace(weight=mx.random.normal((32,)).astype(dtype), eps=1e-6)
@@ -195,17 +195,17 @@ def from_block(layer: Any, fed: tuple[mx.array, ...], windows: mx.array, states:
     for every in (True, False):
         for keep in (1, 2, 16, states.shape[0]):
             place = mx.array([5, keep], dtype=mx.int32)  # of the position nothing depends
-            whole = CudaKernels().gdn(layer, qkv, windows, a, b, states, every, place)
-            plain = OpKernels().gdn(layer, qkv, windows, a, b, states, every, place)
+            whole = CudaKernels().gdn(layer, (qkv, a, b), windows, states, every, place)
+            plain = OpKernels().gdn(layer, (qkv, a, b), windows, states, every, place)
             window, state = windows[:, keep : keep + 3], states[keep - 1 : keep]
-            cut = CudaKernels().gdn(layer, qkv, window, a, b, state, every)
-            right = OpKernels().gdn(layer, qkv, window, a, b, state, every)
+            cut = CudaKernels().gdn(layer, (qkv, a, b), window, state, every)
+            right = OpKernels().gdn(layer, (qkv, a, b), window, state, every)
             for index in range(3):
                 assert mx.array_equal(whole[index], cut[index])
                 assert mx.array_equal(plain[index], right[index])
             none = mx.array([5, 0], dtype=mx.int32)
             for one, other in ((CudaKernels(), cut), (OpKernels(), right)):
-                settled = one.gdn(layer, qkv, window, a, b, state, every, none)
+                settled = one.gdn(layer, (qkv, a, b), window, state, every, none)
                 assert all(mx.array_equal(x, y) for x, y in zip(settled, other, strict=True))
             found.append(cut[0])
     assert not mx.array_equal(found[0], found[1])
@@ -230,7 +230,7 @@ def test_attention_reads_a_part_of_its_buffers(rows: int, count: int) -> None:
     buffer = normal(2, 1, kv_heads, 300, dim)
     held = [part[:, :, first : first + count] for part in buffer]
     span, scale = mx.array([first, count - rows], dtype=mx.int32), dim**-0.5
-    out = attend(queries, buffer[0], buffer[1], span, scale, gate=packed)
+    out = attend(queries, (buffer[0], buffer[1]), span, AttentionRule(scale), gate=packed)
     plain = mx.fast.scaled_dot_product_attention(
         *(array.astype(mx.float32) for array in (queries, *held)), scale=scale, mask="causal"
     ).transpose(0, 2, 1, 3)
@@ -240,15 +240,23 @@ def test_attention_reads_a_part_of_its_buffers(rows: int, count: int) -> None:
     own = held[0][:, :, count - rows :], held[1][:, :, count - rows :]
     inside = mx.arange(300)[:, None] < first + count - rows
     context = mx.where(inside, buffer, normal(*buffer.shape))
-    apart = attend(queries, context[0], context[1], span, scale, gate=packed, block=own)
+    apart = attend(
+        queries, (context[0], context[1]), span, AttentionRule(scale), gate=packed, block=own
+    )
     assert mx.array_equal(out, apart)
     row = rows // 2  # by itself, with nothing behind it
     shorter = mx.array([first, count - rows + row], dtype=mx.int32)
     cut = [part[:, :, : first + count - rows + row + 1] for part in buffer]
     one, its_gate = queries[:, :, row : row + 1], packed[:, row : row + 1]
-    single = attend(one, cut[0], cut[1], shorter, scale, gate=its_gate)
+    single = attend(one, (cut[0], cut[1]), shorter, AttentionRule(scale), gate=its_gate)
     assert mx.array_equal(single[:, 0], out[:, row])
-    wide = attend(queries, context[0], context[1], span, scale, causal=False, window=100, block=own)
+    wide = attend(
+        queries,
+        (context[0], context[1]),
+        span,
+        AttentionRule(scale, causal=False, window=100),
+        block=own,
+    )
     mask = block_mask(rows, count - rows, 100, causal=False)
     plain = mx.fast.scaled_dot_product_attention(
         *(array.astype(mx.float32) for array in (queries, *held)), scale=scale, mask=mask

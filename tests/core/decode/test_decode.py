@@ -77,13 +77,14 @@ def generation(
     if policy is not None:
         continuation = plain(kind, len(prompt_ids))
         drafter = ScriptedDrafter(policy, continuation, len(prompt_ids))
+    setup = None if clock is None else Setup(clock=clock)
     return Generation(
         target or tiny_target(kind),
         prompt_ids,
         PieceDetokenizer(pieces),
         drafter=drafter,
         options=GenerateOptions(max_tokens=max_tokens, **{"gate": False, **options}),
-        setup=Setup() if clock is None else Setup(clock=clock),
+        setup=setup,
     )
 
 

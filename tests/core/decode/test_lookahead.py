@@ -65,7 +65,7 @@ def test_closing_between_events_takes_the_queued_pass_back() -> None:
     for _ in range(8):
         next(events)
     assert generation.ahead.rows == 1
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     emitted = len(generation.emitter.token_ids)
     waiting = decode(target, False, emitted)
     assert emitted > 3

@@ -16,12 +16,14 @@ from dflash_suite.core.decode.drafter import Drafter
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.errors import CacheError, ExactUnavailable, OptionError, RollbackError
-from dflash_suite.core.exact.plan import ExactPlan, ExactTarget, exact_width, find_plan
+from dflash_suite.core.exact.exact_plan import ExactPlan
+from dflash_suite.core.exact.plan import ExactTarget, exact_width, find_plan
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.dflash.container import DrafterKind
-from dflash_suite.drafters.engine import Engine, Request
+from dflash_suite.drafters.engine import Engine
 from dflash_suite.drafters.pair import Pair
+from dflash_suite.drafters.request import Request
 from tests.kit.families import CONFIGS, SLIDING, load_family, save_family
 from tests.kit.planted import Fault, Rescaled, plant, planted_target
 from tests.kit.scripted import ScriptedDrafter, mixed

@@ -14,16 +14,18 @@ from dflash_suite.core.decode.chat import encode_text
 from dflash_suite.core.decode.drafter import Drafter
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.exact.agreement import blocks_agree
-from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
+from dflash_suite.core.exact.exact_plan import ExactPlan
+from dflash_suite.core.exact.plan import ExactTarget
 from dflash_suite.core.exact.promise import Promise, keep_exact
 from dflash_suite.core.options import GenerateOptions, LoadOptions
 from dflash_suite.core.probe_store import StoredProbe, probe_key, save_probe
 from dflash_suite.core.sampling_options import SamplingOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters import pair as pairs
-from dflash_suite.drafters.engine import Request, from_pair
+from dflash_suite.drafters.engine import from_pair
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
 from dflash_suite.drafters.pair import Pair
+from dflash_suite.drafters.request import Request
 from tests.kit.planted import Fault, plant, planted_target
 from tests.kit.scripted import ScriptedDrafter, all_right
 from tests.kit.tiny import PieceDetokenizer, Precision, make_target, prompt, save_checkpoint

@@ -13,7 +13,8 @@ from dflash_suite.core.cache.kinds import fork_cache
 from dflash_suite.core.cache.layer_caches import held_rows
 from dflash_suite.core.cache.place import come_back, take_place
 from dflash_suite.core.decode.drafter import Drafter
-from dflash_suite.core.exact.plan import ExactPlan, ExactTarget
+from dflash_suite.core.exact.exact_plan import ExactPlan
+from dflash_suite.core.exact.plan import ExactTarget
 from dflash_suite.core.target.target import Target
 from dflash_suite.doctor.probe.acceptance import AcceptCurve, plain_answers
 from dflash_suite.doctor.probe.costs import (

@@ -17,6 +17,7 @@ from dflash_suite.core.cuda.ops.ends import block_ids, join_rows
 from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
 from dflash_suite.core.cuda.ops.projections import fit_together
 from dflash_suite.core.decode.drafter import TargetRows
+from dflash_suite.core.options import Kernels
 from dflash_suite.drafters.dflash.config import DrafterConfig, read_drafter_config
 from dflash_suite.drafters.dflash.cuda import draft as fused
 from dflash_suite.drafters.dflash.drafter import DFlashDrafter, DFlashModel
@@ -48,7 +49,7 @@ class Ends:
     head_projection: Any = None
 
     def __init__(self, vocab: int, bits: int) -> None:
-        self.kernels = "stock"
+        self.kernels: Kernels = "stock"
         table: Any = nn.Embedding(vocab, WIDTH)
         table.weight = mx.random.normal(table.weight.shape).astype(mx.bfloat16)
         self._head = mx.random.normal((vocab, WIDTH)).astype(mx.bfloat16)
@@ -339,11 +340,10 @@ def fused_again(drafter: DFlashDrafter) -> fused.FusedDraft:
         drafter.model,
         drafter.config,
         drafter._groups,
-        ends.embed_token_ids,
-        drafter.block_logits,
+        fused.DraftEnds(
+            ends.embed_token_ids, drafter.block_logits, ends.embedding_table, ends.head_projection
+        ),
         drafter._rope,
-        ends.embedding_table,
-        ends.head_projection,
     )
 
 
