@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On Linux mlx needs a backend: EXTRAS=cpu (default) or EXTRAS=cuda. On a Mac mlx brings Metal.
 EXTRAS ?= cpu
 
-.PHONY: demo test install lint types identity long clean
+.PHONY: demo test check install lint types identity long clean
 demo: install
 	$(BIN)/dflash generate --max-tokens 96 --stats --no-gate --no-stored-probe </dev/null
 	$(BIN)/dflash generate --speculation dflash --max-tokens 64 --no-gate --no-stored-probe </dev/null
@@ -13,6 +13,10 @@ demo: install
 
 test: install lint types
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# Lint, types and the tests marked `quick`: under a minute, for between two edits.
+check: install lint types
+	$(BIN)/python -m pytest -n auto --dist loadfile -m quick
 
 lint: install
 	$(BIN)/ruff format --check .

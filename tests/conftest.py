@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +18,7 @@ from dflash_suite.drafters.mtp.drafter import MtpDrafter
 from dflash_suite.drafters.mtp.find import find_head
 from dflash_suite.drafters.mtp.load import load_head
 from dflash_suite.drafters.pair import Pair, load_pair
+from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu, emulate
 from tests.kit.tiny import stock_greedy
 
 CACHE = tempfile.TemporaryDirectory(prefix="dflash-tests-")
@@ -98,3 +99,12 @@ def plain_reference(bundled_target: LoadedTarget) -> PlainReference:
         return known[key]
 
     return reference
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
+    """The CUDA kernels' text on a CPU; what is compiled is shared by all processes of a session."""
+    if COMPILER is None:
+        pytest.skip("needs g++ to stand for nvcc")
+    own = tmp_path_factory.getbasetemp()
+    yield from emulate((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "kernels")

@@ -6,7 +6,9 @@ Slow, and no stand-in for a GPU: it holds what the text computes, and that rows 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import mmap
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from dflash_suite.core.cuda.ops import ends, mailbox
 from dflash_suite.core.cuda.runtime import assemble, launch, steps
@@ -114,27 +117,42 @@ class CudaOnCpu:
             f"  return {form}(blocks, {launch.THREADS}, "
             f"[&] {{ kernel({', '.join(arguments)}); }}, gate);\n}}\n"
         )
-        source = self._folder / f"{symbol[:100]}-{len(self._run)}.cpp"
-        source.write_text(text, encoding="utf-8")
-        library = source.with_suffix(".so")
-        subprocess.run([COMPILER, *FLAGS, "-shared", "-o", str(library), str(source)], check=True)
-        run: Callable[..., int] = ctypes.CDLL(str(library)).run
+        run: Callable[..., int] = ctypes.CDLL(str(self._library(COMPILER, text))).run
         return run
+
+    def _library(self, compiler: str, text: str) -> Path:
+        """The text compiled: once for all test files and processes of a session."""
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        library = self._folder / f"{name}.so"
+        if not library.exists():
+            made = self._folder / f"{name}-{os.getpid()}.so"
+            source = made.with_suffix(".cpp")
+            source.write_text(text, encoding="utf-8")
+            subprocess.run([compiler, *FLAGS, "-shared", "-o", str(made), str(source)], check=True)
+            made.replace(library)
+        return library
 
     def _header(self, compiler: str) -> Path:
         """The header, compiled once for all kernels: most of what each of them takes."""
         header = self._folder / HEADER.name
-        if not header.exists():
-            shutil.copy(HEADER, header)
-            subprocess.run([compiler, *FLAGS, "-x", "c++-header", str(header)], check=True)
+        with FileLock(f"{header}.lock"):
+            if not header.exists():
+                copied = self._folder / f"new-{HEADER.name}"
+                shutil.copy(HEADER, copied)
+                made = f"{header}.gch"
+                subprocess.run(
+                    [compiler, *FLAGS, "-x", "c++-header", "-o", made, str(copied)], check=True
+                )
+                copied.replace(header)
         return header
 
 
-def emulate(folders: Any) -> Iterator[CudaOnCpu]:
-    """One for a test file, since kernels are compiled once; nothing of it is left behind."""
+def emulate(folder: Path) -> Iterator[CudaOnCpu]:
+    """For a test file; folder: where kernels are compiled, and found if they were before."""
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         forget_kernels()
-        yield CudaOnCpu(folders.mktemp("kernels"), patch)
+        yield CudaOnCpu(folder, patch)
         forget_kernels()
 
 

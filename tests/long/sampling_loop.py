@@ -30,14 +30,11 @@ from dflash_suite.core.decode.sampling import target_probs
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.sampling_options import SamplingOptions
 from dflash_suite.core.target.target import Target
-from dflash_suite.drafters.dflash.container import DrafterKind
-from tests.core.decode.test_sampling import critical
-from tests.kit.tiny import PieceDetokenizer, make_target, prompt, with_eos
-from tests.kit.tiny_drafter import make_drafter
-from tests.kit.tiny_mtp import head_tensors, tiny_head
+from tests.kit.chance import critical
+from tests.kit.small_vocabulary import KINDS, PROMPT_IDS, small_pair
+from tests.kit.tiny import PieceDetokenizer
 
-VOCAB, TOKENS, TOP_K = 8, 3, 3
-PROMPT_IDS = prompt(6, vocab=VOCAB)
+TOKENS, TOP_K = 3, 3
 MIN_EXPECTED = 5.0
 """Rarer sequences are counted together, as the test asks."""
 
@@ -59,19 +56,9 @@ def exact(target: Target, sampling: SamplingOptions) -> dict[tuple[int, ...], fl
 
 
 def drafters() -> list[tuple[Target, Drafter]]:
-    """(target, drafter) of each kind, at a vocabulary of VOCAB."""
-    directory, pairs = Path(tempfile.mkdtemp()), list[tuple[Target, Drafter]]()
-    kinds: tuple[DrafterKind, ...] = ("dflash", "dflash2")
-    for kind in kinds:
-        target = make_target("hybrid", vocab_size=VOCAB)
-        changes: dict[str, Any] = {"vocab_size": VOCAB, "mask_token_id": 1}
-        if kind == "dflash2":
-            changes["selector_top_k"] = 4
-        place = directory / kind
-        pairs.append((target, make_drafter(place, kind, ends=target, **changes)))
-    target, head = tiny_head(directory / "mtp", head_tensors(), vocab_size=VOCAB)
-    pairs.append((with_eos(target, ()), head))
-    return pairs
+    """(target, drafter) of each kind, at a vocabulary of a few tokens."""
+    directory = Path(tempfile.mkdtemp())
+    return [small_pair(directory / kind, kind) for kind in KINDS]
 
 
 def statistic(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:

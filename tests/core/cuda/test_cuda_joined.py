@@ -3,7 +3,6 @@ CPU by blocks that run at the same time, so that a step which does not wait is f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +14,7 @@ from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
 from dflash_suite.core.cuda.runtime.steps import turn
 from dflash_suite.core.target.target import Target
 from tests.core.cuda.test_fused import same_caches, traced_once
-from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu, emulate
+from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu
 from tests.kit.tiny import make_target, prompt
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
@@ -28,11 +27,6 @@ SIZES: dict[str, Any] = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
-
-
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
-    yield from emulate(tmp_path_factory)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -19,15 +18,10 @@ from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.backbones import HybridBackbone
 from dflash_suite.core.target.target import Target
 from tests.core.cuda.test_fused import traced_once
-from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu, emulate, shared_words
+from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu, shared_words
 from tests.kit.tiny import PieceDetokenizer, make_target
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
-
-
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
-    yield from emulate(tmp_path_factory)
 
 
 def make_mailbox() -> Mailbox:

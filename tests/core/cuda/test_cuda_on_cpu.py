@@ -27,16 +27,11 @@ from dflash_suite.drafters.dflash.layers import (
     block_mask,
     normed,
 )
-from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu, emulate
+from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu
 from tests.kit.tiny_drafter import raw_drafter, write_config
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
 BF16 = mx.bfloat16
-
-
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
-    yield from emulate(tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from dflash_suite.core.sampling_options import SamplingOptions
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
 from dflash_suite.drafters.pair import Pair
+from tests.kit.chance import critical
 from tests.kit.decoding import generate
 from tests.kit.scripted import ScriptedDrafter, all_right, all_wrong
 from tests.kit.tiny import PieceDetokenizer, as_ids, make_target, prompt
@@ -80,12 +80,6 @@ def worst_excess(judge: Judge, kind: str) -> float:
         statistic = float(((counts - expected) ** 2 / expected).sum())
         worst = max(worst, statistic / critical(VOCAB - 1))
     return worst
-
-
-def critical(freedom: int, deviations: float = 4.75) -> float:
-    """Chi-square that is passed once in a million (Wilson and Hilferty's approximation)."""
-    part = 2 / (9 * freedom)
-    return freedom * (1 - part + deviations * math.sqrt(part)) ** 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,6 @@ share launches: the text of the CUDA kernels, run on a CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from dflash_suite.drafters.dflash.drafter import DFlashDrafter, DFlashModel
 from dflash_suite.drafters.dflash.layers import make_rope
 from tests.core.cuda.test_cuda_on_cpu import distance
 from tests.core.cuda.test_fused import traced_once
-from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu, emulate
+from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu
 from tests.kit.tiny import make_target
 from tests.kit.tiny_drafter import raw_drafter, write_config
 
@@ -42,11 +41,6 @@ SIZES: dict[str, Any] = {
     "use_sliding_window": True,
 }
 SELECTOR: dict[str, Any] = {"selector_top_k": 16, "selector_rank": 32}
-
-
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOnCpu]:
-    yield from emulate(tmp_path_factory)
 
 
 class Ends:
@@ -183,6 +177,29 @@ def test_a_draft_is_that_of_plain_operations(
         )
         seen += ids
     assert len({*map(tuple, seen)}) > 2, "one path shows nothing"
+
+
+def test_a_draft_attends_to_all_of_its_context_and_to_nothing_else(
+    emulated: CudaOnCpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row at either end of the context changes the draft; its neighbours outside do not."""
+    two: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": SIZES["layer_types"][:2]}
+    fast, _, _ = make_drafters("dflash2", 16, tmp_path, monkeypatch, **two)
+    for seed, count in enumerate((9, 4)):
+        show(fast, count, seed)
+    found, kinds = hidden_of(fast, monkeypatch), []
+    fast.draft(mx.array([ANCHOR]), 1)
+    for buffer in fast._buffers:
+        live = range(buffer.start, buffer.start + buffer.rows)
+        for row in (live.start - 1, live.start, live.stop - 1, live.stop):
+            if row >= 0:
+                kept = buffer._values[:, :, row]
+                buffer._values[:, :, row] = -3.0
+                fast.draft(mx.array([ANCHOR]), 1)
+                buffer._values[:, :, row] = kept
+                assert mx.array_equal(found[-1], found[0]) == (row not in live), (live, row)
+                kinds.append(row in live)
+    assert kinds == [False, True, True, False, True, True, False]
 
 
 @pytest.mark.parametrize("how", ["several parts", "a launch a step"])
