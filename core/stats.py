@@ -1,6 +1,6 @@
 """What the loop yields and counts; typed data only, no text formatting.
 
-Terms (issue 2): `accepted` = drafts kept; `accept_length` = tokens emitted by a round (accepted
+Terms: `accepted` = drafts kept; `accept_length` = tokens emitted by a round (accepted
 plus the target's own token, after cuts); the first token comes from the prefill and belongs to no
 round; plain steps are counted apart.
 """

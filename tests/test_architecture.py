@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import time
@@ -243,3 +244,22 @@ def test_help_is_cheap() -> None:
     loaded = set(ast.literal_eval(run.stderr.splitlines()[-1]))
     assert not loaded & HEAVY
     assert "generate" in run.stdout
+
+
+UNEXPLAINED = re.compile(
+    r"\bR\d{1,2}\b|\b(?:requirements|formats2?|peers|faults|serving)\.md\b|\b[Ii]ssue \d+"
+)
+
+
+def test_nothing_refers_to_what_is_not_in_the_repository() -> None:
+    """A rule is the fact itself, a public source, or a number of core/README.md."""
+    texts = [
+        file for folder in (*LAYERS, "tests", "examples") for file in (ROOT / folder).rglob("*")
+    ]
+    checked = 0
+    for file in [*texts, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
+        if file.suffix in (".py", ".md", ".cu", ".h") and file.name != Path(__file__).name:
+            found = UNEXPLAINED.search(file.read_text())
+            assert found is None, f"{file}: {found[0] if found else ''}"
+            checked += 1
+    assert checked > 250

@@ -1,6 +1,6 @@
 """The accept profile: how far into a block drafts are kept, with the uncertainty of each rate.
 
-Definition: requirements.md section 5. Survival accepts[i]/trials[i] is the share of rounds that
+Survival accepts[i]/trials[i] is the share of rounds that
 kept draft i (and so all before it); tokens per round = 1 + the sum of survivals where every round
 has the same number of drafts, and emitted/rounds always.
 """

@@ -30,7 +30,7 @@ def cache_kind(cache: Sequence[Any]) -> CacheKind:
 def require_kind(cache: Sequence[Any], expected: CacheKind, recurrent: Sequence[bool]) -> None:
     """Raise UnsupportedCache unless `cache` fits a target whose layer i is recurrent or not.
 
-    The message names both kinds (R25); a list of the wrong length or with a layer of the wrong
+    The message names both kinds; a list of the wrong length or with a layer of the wrong
     class is refused too, so that `zip` can never drop a decoder layer.
     """
     require_list_kind(cache, expected)
@@ -53,7 +53,7 @@ def require_kind(cache: Sequence[Any], expected: CacheKind, recurrent: Sequence[
 
 
 def require_list_kind(cache: Sequence[Any], expected: CacheKind) -> None:
-    """Raise UnsupportedCache, naming both kinds, unless the list is of the expected one (R25)."""
+    """Raise UnsupportedCache, naming both kinds, unless the list is of the expected one."""
     found = cache_kind(cache)
     if found != expected:
         raise UnsupportedCache(
@@ -62,7 +62,7 @@ def require_list_kind(cache: Sequence[Any], expected: CacheKind) -> None:
 
 
 def validate_absolute_boundary(cache: Sequence[Any], expected: int) -> None:
-    """R30: every layer stands at `expected` tokens, else CacheError names the first other one."""
+    """Every layer stands at `expected` tokens, else CacheError names the first other one."""
     for index, layer in enumerate(cache):
         offset = offset_of(layer)
         if offset is not None and offset != expected:

@@ -1,4 +1,4 @@
-"""The tape of one verified block, and the rollback that replays it (R27-R29).
+"""The tape of one verified block, and the rollback that replays it.
 
 Everything is checked, and every new state built, before the first cache is touched: a call that
 fails leaves the caches bitwise as they were.
@@ -30,7 +30,7 @@ class Tape:
 
 
 def check_counts(n_accepted: int, kv_rollback: int) -> None:
-    """R27: a positive kept prefix and a non-negative rest, both whole numbers."""
+    """A positive kept prefix and a non-negative rest, both whole numbers."""
     for name, value in (("committed prefix", n_accepted), ("rollback count", kv_rollback)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise RollbackError(f"tape {name} must be a whole number, got {value!r}")

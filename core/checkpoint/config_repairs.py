@@ -1,4 +1,4 @@
-"""What mlx-lm would read from a target's config.json without a word and wrongly (formats.md 4.1).
+"""What mlx-lm would read from a target's config.json without a word and wrongly.
 
 mlx-lm looks for some keys in one place only and otherwise takes a default: another rope base, no
 rope scaling. Each such config is either repaired, through the overrides that mlx-lm's load_model

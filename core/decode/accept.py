@@ -9,7 +9,7 @@ def accept_prefix(drafts: Sequence[int], choices: Sequence[int]) -> list[int]:
     """The round's tokens: the longest right prefix of `drafts`, then the target's own choice.
 
     `choices[i]` is the target's token after row i, so there is one more than there are drafts;
-    the result has 1..len(drafts)+1 tokens (requirements.md section 2).
+    the result has 1..len(drafts)+1 tokens.
     """
     if len(choices) != len(drafts) + 1:
         raise ValueError(f"{len(drafts)} drafts need {len(drafts) + 1} choices, got {len(choices)}")

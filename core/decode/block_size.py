@@ -1,8 +1,8 @@
 """Rows of a verify block, adapted to what its drafts are worth.
 
-The share of a block that is emitted proposes half or twice the rows (requirements.md section 2).
-Where speculation loses to plain steps, half the rows are taken at once. Elsewhere realized time
-decides, after a trial: rows that cost almost nothing are worth keeping at any share.
+The share of a block that is emitted proposes half or twice the rows. Where speculation loses to
+plain steps, half the rows are taken at once. Elsewhere realized time decides, after a trial: rows
+that cost almost nothing are worth keeping at any share.
 """
 
 from __future__ import annotations

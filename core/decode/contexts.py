@@ -34,7 +34,7 @@ class ContextFeed:
 
     def start(self, prompt_tokens: int, mark: Mark | None = None) -> None:
         """Forget everything but what `mark` holds; only the prompt's trailing rows can matter to
-        the drafter (R8)."""
+        the drafter."""
         rows = self.drafter.context_rows
         self.first_position = 0 if rows is None else max(0, prompt_tokens - rows)
         self._backlog.clear()
@@ -85,7 +85,7 @@ class ContextFeed:
         self._require_position(position)
 
     def _require_position(self, position: int) -> None:
-        """After a gap the drafter starts over: that costs acceptance, never bytes (R10)."""
+        """After a gap the drafter starts over: that costs acceptance, never bytes."""
         if self.drafter.position != position:
             self.drafter.reset(position)
             self.resets += 1

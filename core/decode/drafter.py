@@ -46,7 +46,7 @@ class Drafter(Protocol):
     """A source of drafts. Its quality can cost speed, never bytes.
 
     `position` is the absolute position that the next observed row must have: the loop resets a
-    drafter whose position is not the target's (R10), which costs acceptance only.
+    drafter whose position is not the target's, which costs acceptance only.
     """
 
     @property

@@ -2,7 +2,8 @@
 
 Speculation pays where a round's tokens come sooner than plain steps would bring them. The gate
 measures both in the same request, leaves a drafter that loses, and comes back to it ever more
-rarely. Pure: it knows route names, token counts and times. Source: requirements.md section 2.
+rarely. Pure: it knows route names, token counts and times
+(core/README.md, rule 9).
 """
 
 from __future__ import annotations

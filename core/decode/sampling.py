@@ -83,7 +83,8 @@ def accept_or_resample(
     """(accepted (B,), token (B,)) of B independent blocks; lazy.
 
     probs: (B, k + 1, vocab), row i is the target's distribution after row i. The draws that
-    accept and the draws that resample use different keys (B28 of the public reports).
+    accept and the draws that resample use different keys: with one key the residual would be drawn
+    by the very number that refused the draft, and the distribution would not be the target's.
     """
     count, vocab_size = proposal.ids.shape[1], probs.shape[-1]
     accept_key, resample_key = mx.random.split(key)

@@ -35,7 +35,7 @@ class GdnRows:
 
 @dataclass(frozen=True)
 class GdnTape:
-    """A verified block of one layer (R28).
+    """A verified block of one layer.
 
     fed: its rows; conv_input: (1, kernel - 1 + T, channels), the old window and the block's rows;
     state_in: the state before the block; conv_out, state_out: what the block left in the cache,

@@ -95,7 +95,7 @@ class Target:
         return self.backbone.make_cache()
 
     def embed_token_ids(self, token_ids: mx.array) -> mx.array:
-        """(1, T) ids -> (1, T, hidden), scaled as the target scales them (R16)."""
+        """(1, T) ids -> (1, T, hidden), scaled as the target scales them."""
         return self.backbone.embed(token_ids)
 
     @property
@@ -114,7 +114,7 @@ class Target:
 
     def head_logits(self, hidden: mx.array) -> mx.array:
         """(1, T, hidden) -> (1, T, vocab) by the target's head alone, with no soft cap of its own:
-        what a drafter scales and caps by its own config.json (R16)."""
+        what a drafter scales and caps by its own config.json."""
         return self.backbone.head(hidden)
 
     def forward_with_taps(
@@ -124,7 +124,7 @@ class Target:
         tap_ids: Sequence[int] = (),
         mask: mx.array | None = None,
     ) -> TargetPass:
-        """Feed (1, T) ids and advance `cache`; tap i is the OUTPUT of decoder layer i (R5).
+        """Feed (1, T) ids and advance `cache`; tap i is the OUTPUT of decoder layer i.
 
         Raises UnsupportedCache for a cache of another kind, ExternalMask where a mask is given,
         CacheError for tap ids outside the layers; the cache is untouched then.
@@ -139,7 +139,7 @@ class Target:
         tap_ids: Sequence[int] = (),
         mask: mx.array | None = None,
     ) -> TargetPass:
-        """As forward_with_taps, and record the tape that a rollback replays (R28).
+        """As forward_with_taps, and record the tape that a rollback replays.
 
         Hybrid targets only: a KV cache is rolled back by trimming and needs no tape.
         """
@@ -150,7 +150,7 @@ class Target:
     def replay_tape_rollback(
         self, cache: Sequence[Any], tape: Tape, n_accepted: int, kv_rollback: int
     ) -> None:
-        """Keep the block's first `n_accepted` rows: replay GDN layers, trim KV layers (R27).
+        """Keep the block's first `n_accepted` rows: replay GDN layers, trim KV layers.
 
         Raises RollbackError or UnsupportedCache, with the cache bitwise as it was.
         """

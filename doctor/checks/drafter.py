@@ -28,7 +28,7 @@ def kind(say: Words, drafter: DrafterSubject) -> CheckResult:
     "fetch config.json again, or correct the key that is named",
 )
 def config(say: Words, drafter: DrafterSubject) -> CheckResult:
-    """Keys, and how the block is masked (formats.md fact 6)."""
+    """Keys, and how the block is masked."""
     found = drafter.parsed
     sliding = sum(kind == "sliding_attention" for kind in found.layer_types)
     causal = sum(found.is_layer_causal(layer) for layer in range(found.num_hidden_layers))

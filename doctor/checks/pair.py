@@ -1,4 +1,4 @@
-"""Do the two fit? The loaders' guards (R20) one by one, then what only costs acceptance or room."""
+"""Do the two fit? The loaders' guards one by one, then what only costs acceptance or room."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What passes and drafts cost on this device, by rows and by context: medians, interleaved.
 
 A separate measurement over seeded ids: one cache a context is filled once, and put back after
-every pass. Source: issue 10; the model that uses it is doctor/probe/forecast.py.
+every pass. What is made of the times stands in doctor/probe/forecast.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A drafter's config.json: both generations of DFlash v1, and DFlash2.
 
-Fields are looked up in `dflash_config` first, then at the top level (formats.md section 9). What
+Fields are looked up in `dflash_config` first, then at the top level. What
 decides the maths has no default here: a missing key is an error that names it.
 """
 
@@ -72,8 +72,7 @@ class DrafterConfig:
     def is_layer_causal(self, index: int) -> bool:
         """Whether block rows of layer `index` see only earlier block rows.
 
-        Stated for all layers, or else sliding layers are causal and full ones bidirectional
-        (formats.md fact 6).
+        Stated for all layers, or else sliding layers are causal and full ones bidirectional.
         """
         if self.is_causal is not None:
             return self.is_causal
@@ -91,7 +90,7 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
     """Read and check a drafter's config.json; weights are not looked at.
 
     Raises ModelNotFound, ConfigError, or UnsupportedModel for containers that are recognised and
-    not run (formats.md section 3).
+    not run.
     """
     config = parse_drafter_config(directory)
     for check in CONTRADICTIONS:
@@ -145,7 +144,7 @@ def parse_drafter_config(directory: Path) -> DrafterConfig:
 
 
 TRAINED = ("block_size", "mask_token_id", "target_layer_ids")
-"""What a drafter was trained with, which no default can stand for (R6)."""
+"""What a drafter was trained with, which no default can stand for."""
 
 
 def _require_trained_values(fields: Fields, raw: Mapping[str, Any]) -> None:
@@ -169,7 +168,7 @@ def _require_trained_values(fields: Fields, raw: Mapping[str, Any]) -> None:
 
 
 def _causality(fields: Fields) -> bool | None:
-    """`causal` or `is_causal`, nested or not; None where nothing is stated (formats.md fact 6)."""
+    """`causal` or `is_causal`, nested or not; None where nothing is stated."""
     stated = {
         label: value
         for key in ("causal", "is_causal")
@@ -265,7 +264,7 @@ def check_mask_id(config: DrafterConfig) -> None:
 
 
 def check_tap_order(config: DrafterConfig) -> None:
-    """Taps are concatenated in this order (R6)."""
+    """Taps are concatenated in this order."""
     taps = config.target_layer_ids
     if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0:
         raise ConfigError(

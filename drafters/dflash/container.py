@@ -1,7 +1,7 @@
 """What kind of checkpoint a directory holds, told by its config.json alone.
 
 Dispatches on architectures, `dflash_config` and the keys that change the maths; never on
-model_type alone or the repository's name (formats.md sections 0, 3 and 9). Containers of other
+model_type alone or the repository's name. Containers of other
 projects are recognised and refused by name, with what to do.
 """
 
@@ -21,7 +21,7 @@ V2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top
 Z_LAB = "give the drafter in z-lab's layout (config.json with 'dflash_config', and safetensors)"
 MTP_TYPES = ("qwen3_5_mtp", "qwen3_next_mtp")
 FOREIGN_METHODS = ("compressed-tensors", "modelopt", "fp8", "awq", "gptq", "bitsandbytes")
-"""Quantization methods of other runtimes (formats.md 3.6)."""
+"""Quantization methods of other runtimes."""
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "sample_from_anchor": (False,),

@@ -1,7 +1,8 @@
 """DFlash and DFlash2: a whole block of drafts in one forward over tapped hidden states.
 
-Implements core's Drafter Protocol. Embedding and head are the target's own (R16). Sources: the
-DFlash paper (arXiv 2602.06036), the DFlash2 checkpoints' layout, requirements.md R5-R16.
+Implements core's Drafter Protocol. Embedding and head are the target's own. Sources: the
+DFlash paper (arXiv 2602.06036), its reference on PyPI (dflash 0.1.0), and the published files of
+z-lab/Qwen3.8-27B-DFlash2.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class DFlashDrafter:
         return [held[index] for index in self._indices]
 
     def reset(self, position: int) -> None:
-        """An empty context; positions stay true, so RoPE is right after a gap (R10)."""
+        """An empty context; positions stay true, so RoPE is right after a gap."""
         config = self.config
         self._position = position
         heads, layers = config.num_key_value_heads, self.model.layers
@@ -140,9 +141,9 @@ class DFlashDrafter:
         ]
 
     def observe(self, rows: TargetRows) -> None:
-        """Project the taps of committed rows into every layer's context (R7, R12).
+        """Project the taps of committed rows into every layer's context.
 
-        Raises CacheError for rows without taps, or that do not follow the last ones (R11).
+        Raises CacheError for rows without taps, or that do not follow the last ones.
         """
         if rows.taps is None or rows.position != self._position:
             found = "no taps" if rows.taps is None else f"rows from {rows.position}"

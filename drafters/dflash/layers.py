@@ -1,6 +1,6 @@
 """The modules of a DFlash drafter, named as its tensors are.
 
-Shapes: B = 1, T = block rows, D = hidden, S = context rows. The residual stream is float32 (R14):
+Shapes: B = 1, T = block rows, D = hidden, S = context rows. The residual stream is float32:
 the output projections overflow float16 on outlier channels.
 """
 
@@ -74,7 +74,7 @@ def block_mask(rows: int, context_rows: int, window: int | None, causal: bool) -
     """(T, S + T), True where a block row may look; None where it may look everywhere.
 
     Context row j is visible to block row t iff (S + t) - j < window; the window never cuts
-    inside the block (R12). Causal rows see only block rows up to their own.
+    inside the block. Causal rows see only block rows up to their own.
     """
     if not causal and (window is None or context_rows + rows <= window):
         return None
@@ -130,7 +130,7 @@ class Layer(nn.Module):
 
 
 class GroupedDynamicConv(nn.Module):
-    """Causal convolution inside the block whose taps are a base plus a projected delta (R13).
+    """Causal convolution inside the block whose taps are a base plus a projected delta.
 
     base_kernel: (2, K, D), plane 0 before and plane 1 after the branch; tap 0 is the row itself,
     tap t the row t back, zero before the block. The delta is shared by groups of channels.
@@ -186,7 +186,7 @@ class Layer2(Layer):
 
 
 class CandidateSelector(nn.Module):
-    """Top-k candidates a row, chosen left to right with a learned pairwise score (R15).
+    """Top-k candidates a row, chosen left to right with a learned pairwise score.
 
     The codebooks are bare arrays of (vocab, rank), as they stand in the file, or packed tables.
     """

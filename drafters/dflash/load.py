@@ -1,7 +1,7 @@
 """A drafter's weights: headers checked first, then every tensor accounted for.
 
 Nothing is loaded by halves: a missing, left-over or misshapen tensor is an error that lists names
-and shapes, and all arrays are evaluated before the drafter is used (R21, R23).
+and shapes, and all arrays are evaluated before the drafter is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The target's own MTP head as a drafter: one layer, chained token by token.
 
 Implements core's Drafter Protocol. Embedding and lm_head are the target's, the layer is made of
-mlx-lm's own modules. Sources: peers.md section 5, formats.md section 5.
+mlx-lm's own modules. Sources: multi-token prediction in the DeepSeek-V3 report (arXiv 2412.19437,
+section 2.2), and the heads that Qwen/Qwen3.5 and Qwen/Qwen3-Next ship under `mtp.` names.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class MtpDrafter:
 
     Pair (h_i, t_i+1) sits at position i. The last hidden row stays pending until its token is
     known: the anchor. Rows made from the head's own output are dropped after the draft; those of
-    kept drafts are fed again from the target's hidden rows (peers.md 5d).
+    kept drafts are fed again from the target's hidden rows.
     """
 
     name = "mtp"

@@ -1,7 +1,7 @@
 """Where a target's MTP head is: told by tensor names in safetensors headers, never by config.json.
 
 Looked for in the file that config.json names, in the target's shards, in side files, and in a
-folder of its own (formats.md 5.2). Published configs promise heads that are not there, and ship
+folder of its own. Published configs promise heads that are not there, and ship
 heads without saying so.
 """
 

@@ -218,7 +218,7 @@ def _check_names(source: MtpSource, arrays: Mapping[str, mx.array], model: MtpMo
 def _shift_norms(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
     """HF files store norm weights less one, converted ones as they are: decided once, for all.
 
-    By the values (peers.md 5b): a head is stored less one where both q_norm and k_norm have a
+    By the values: a head is stored less one where both q_norm and k_norm have a
     mean below 1.25, and some other norm one below 0.5.
     """
     norms = {name: array for name, array in arrays.items() if array.ndim == 1 and "norm" in name}

@@ -1,7 +1,7 @@
 """`--out DIR`: a slab and its config.json as a drafter of their own, for `--drafter DIR`.
 
 The slab is named model.safetensors there, and config.json gains the `quantization` block by which
-MLX tools know a packed checkpoint (formats.md 3.3). Files of others are never overwritten.
+MLX tools know a packed checkpoint. Files of others are never overwritten.
 """
 
 from __future__ import annotations

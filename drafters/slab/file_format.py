@@ -1,4 +1,4 @@
-"""The slab: a drafter's weights, packed once, opened without quantizing again (R22-R24).
+"""The slab: a drafter's weights, packed once, opened without quantizing again.
 
 A slab is one safetensors file that holds every tensor of its source under the source's names.
 Projections (each nn.Linear whose input size is a multiple of the group size; the published
@@ -265,7 +265,7 @@ def is_scales(name: str) -> bool:
 
 
 def to_array(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
-    """Bytes of a safetensors dtype -> an array of its own memory (R23)."""
+    """Bytes of a safetensors dtype -> an array of its own memory."""
     array = mx.array(np.frombuffer(data, dtype=NUMPY_DTYPES[dtype]).reshape(shape))
     return array.view(mx.bfloat16) if dtype == "BF16" else array
 

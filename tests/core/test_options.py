@@ -21,7 +21,7 @@ from dflash_suite.core.options import SPECULATION_VALUES, GenerateOptions, parse
     ],
 )  # fmt: skip
 def test_speculation_values(text: str | None, value: str) -> None:
-    """R31: trimmed and lower-cased; absent is auto, `off` is none."""
+    """Trimmed and lower-cased; absent is auto, `off` is none."""
     assert parse_speculation(text) == value
 
 
@@ -38,7 +38,7 @@ def test_unknown_speculation_values(text: str) -> None:
     [(8, None, 7), (16, None, 7), (7, None, 7), (5, None, 5), (2, None, 2), (8, 8, 8), (8, 2, 2)],
 )
 def test_block(trained: int, requested: int | None, effective: int) -> None:
-    """R17: min(trained, 7) unless asked otherwise; drafts are the block less its anchor."""
+    """The lesser of the trained block and 7, unless asked otherwise; drafts are one row less."""
     block = resolve_block(trained, requested)
     assert block.effective == effective and block.draft_tokens == effective - 1
     source = "as asked" if requested else "default min(trained, 7)"
@@ -76,7 +76,7 @@ def test_block_without_a_drafter() -> None:
 
 @pytest.mark.parametrize("requested", [9, 20])
 def test_a_block_above_the_trained_one_is_no_silent_cut(requested: int) -> None:
-    """C3: 20 on a drafter trained at 8 is an error, not 8."""
+    """20 on a drafter trained at 8 is an error, not 8."""
     with pytest.raises(OptionError, match=f"block_size {requested} is above the 8 .* give 2..8"):
         resolve_block(8, requested)
 

@@ -113,7 +113,7 @@ def missing_shard(pair: Path) -> None:
 
 
 def flat_rope(pair: Path) -> None:
-    """Intel's conversion: the base outside rope_parameters (formats.md 4.1)."""
+    """Intel's conversion: the base outside rope_parameters."""
     edit_text_config(
         pair, lambda text: text.update(rope_theta=text.pop("rope_parameters")["rope_theta"])
     )
@@ -135,7 +135,7 @@ def unmarked_head(pair: Path) -> None:
 
 
 def swapped_ids(pair: Path) -> None:
-    """A32: the drafter brings a tokenizer in which two ids are exchanged."""
+    """The drafter brings a tokenizer in which two ids are exchanged."""
     whole = json.loads((pair / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = whole["model"]["vocab"]
     vocab["A"], vocab["B"] = vocab["B"], vocab["A"]

@@ -34,7 +34,7 @@ def promise(target: Path) -> None:
 
 
 def test_a_head_that_was_promised_and_dropped(tmp_path: Path) -> None:
-    """A20: with a drafter it is told, without one it is a warning, with what to do."""
+    """With a drafter it is told, without one it is a warning, with what to do."""
     pair = save_pair(tmp_path / "pair")
     (pair / "mtp.safetensors").unlink()
     promise(pair)
@@ -50,7 +50,7 @@ def test_a_head_that_was_promised_and_dropped(tmp_path: Path) -> None:
 def test_only_a_drafter_only_a_head_both_and_neither(
     tmp_path: Path, drafter: int, head: int
 ) -> None:
-    """F15: the routes are those of what is there."""
+    """The routes are those of what is there."""
     pair = save_pair(tmp_path / "pair")
     if not drafter:
         (pair / "drafter").rename(pair / "elsewhere")

@@ -78,7 +78,7 @@ def test_a_published_pair_is_clean(pair: TruePair, tmp_path: Path) -> None:
 
 
 def test_the_files_are_of_true_size(tmp_path: Path) -> None:
-    """formats.md: 54 GB of target in few kilobytes of disk, and a 3.85 GB drafter."""
+    """As published: 54 GB of target in few kilobytes of disk, and a 3.85 GB drafter."""
     BIG.save(tmp_path)
     files = list(tmp_path.rglob("*.safetensors"))
     sizes = [file.stat().st_size for file in files]

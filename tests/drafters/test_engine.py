@@ -108,7 +108,7 @@ def test_mixed_requests_equal_fresh_engines(engine: Engine) -> None:
 
 @pytest.mark.parametrize("speculation", ["dflash", "mtp", "none"])
 def test_a_conversation_goes_on_from_its_rows(engine: Engine, speculation: Any) -> None:
-    """R37: the second turn feeds only what is new, its ids and its acceptance are those of a cold
+    """The second turn feeds only what is new, its ids and its acceptance are those of a cold
     start, and so are its caches."""
     first = engine.complete(ask(CODE, speculation=speculation, max_tokens=24))
     ids = [*engine.encode(ask(CODE)), *first.token_ids, *engine.tokenizer.encode("\n\ndef g(")]
@@ -143,7 +143,7 @@ def test_rows_are_not_shared_with_a_drafter_that_did_not_see_them(engine: Engine
 
 
 def test_a_request_that_was_left_or_failed_does_no_harm(engine: Engine) -> None:
-    """D7, E15: left between two events its rows are shared; failed in a round they are not."""
+    """Left between two events its rows are shared; failed in a round they are not."""
     answer = engine.start(ask(CODE, max_tokens=40))
     generation, events = answer.generation, iter(answer)
     while not (isinstance(next(events), Chunk) and generation.stats.rounds > 2):

@@ -1,4 +1,4 @@
-"""The guards of a pair (R20): from two config.json files, before any weights file is looked at."""
+"""The guards of a pair: from two config.json files, before any weights file is looked at."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_each_guard_has_its_message_and_its_place(
 
 
 def test_a_tap_one_past_the_end_is_told_how_ids_count(target: Path, tmp_path: Path) -> None:
-    """A5: an export that counts layers from 1."""
+    """An export that counts layers from 1."""
     drafter = write_config(tmp_path / "drafter", raw_drafter(target_layer_ids=[4]))
     assert "ids count from 0; an export that counts from 1" in mismatch(target, drafter)
 
 
 def test_a_tap_on_the_last_layer_is_legal(target: Path, tmp_path: Path) -> None:
-    """A4: it is the output before the final norm."""
+    """It is the output before the final norm."""
     drafter = write_config(tmp_path / "drafter", raw_drafter(target_layer_ids=[1, 3]))
     check_pair(read_target_config(target), read_drafter_config(drafter))
 
@@ -145,7 +145,7 @@ def test_a_named_head_that_is_none_is_an_error(tmp_path: Path) -> None:
 
 
 def test_none_opens_no_drafter_file(tmp_path: Path) -> None:
-    """R32: not even the config.json of a drafter that was given."""
+    """Not even the config.json of a drafter that was given."""
     pair = load_pair(
         LoadOptions(drafter=str(tmp_path / "nowhere"), speculation="none", exact=False)
     )
@@ -158,7 +158,7 @@ def test_an_explicit_request_without_a_drafter_fails_before_the_target(target: P
 
 
 def test_a_bad_drafter_config_is_the_first_error(target: Path, tmp_path: Path) -> None:
-    """A2: a missing key must surface by its name and not as a shape error."""
+    """A missing key must surface by its name and not as a shape error."""
     raw = raw_drafter()
     del raw["dflash_config"]["target_layer_ids"]
     drafter = write_config(tmp_path / "drafter", raw)

@@ -1,7 +1,7 @@
 """A drafter's forward once more: float64 numpy, one element at a time, whole context kept.
 
-Written from the requirements (R5-R16) with loops and no buffers, as the reference that the
-suite's own layers are held against. Slow; for a handful of rows.
+Written from the published layout with loops and no buffers, as the reference that the suite's own
+layers are held against. Slow; for a handful of rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An MTP head once more: float64 numpy, whole context kept, from numbered experts and HF norms.
 
-Written from the format (peers.md section 5) as the reference that the suite's head is held to.
+Written from the published layout as the reference that the suite's head is held to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recurrent cache as mlx-lm's own functions use it (E18), and what a cache list is."""
+"""The recurrent cache as mlx-lm's own functions use it, and what a cache list is."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_filled_cache_says_what_it_holds() -> None:
 
 
 def test_it_cannot_be_trimmed_and_says_so() -> None:
-    """E7: `is_trimmable` and `trim` agree, so mlx-lm's own trim leaves a hybrid list alone."""
+    """`is_trimmable` and `trim` agree, so mlx-lm's own trim leaves a hybrid list alone."""
     cache = filled([1, 2, 3])
     assert not cache[0].is_trimmable() and not hasattr(cache[0], "trim")
     before = whole(cache)

@@ -120,7 +120,7 @@ def test_only_fresh_sliding_caches_are_replaced() -> None:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_methods_of_mlx_lms_base_work(wrapped: bool) -> None:
-    """E18: `empty`, `nbytes`, `size`, `state` and their like on the suite's own classes."""
+    """`empty`, `nbytes`, `size`, `state` and their like on the suite's own classes."""
     cache = make()
     assert cache.empty() and cache.nbytes == 0 and cache.size() == 0
     feed(cache, 3 * WINDOW if wrapped else 3)

@@ -84,7 +84,7 @@ def block() -> Block:
 @pytest.mark.parametrize("rows", [2, 5, 8])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "4bit"])
 def test_replaying_n_rows_equals_n_rows_one_at_a_time(precision: Precision, rows: int) -> None:
-    """R28, R29: bitwise, for every n, in every precision; the rest of the answer goes on as if
+    """Bitwise, for every n, in every precision; the rest of the answer goes on as if
     the dropped rows had never been."""
     target = tiny_target("hybrid", precision)
     for keep in range(1, rows + 1):
@@ -215,7 +215,7 @@ def test_no_tape_where_none_was_asked_for() -> None:
     assert target.verify_rows(mx.array([[5, 6]]), cache, ()).tape is not None
 
 
-# --- bad calls (R27): a message, and nothing changed --------------------------------------------
+# --- bad calls: a message, and nothing changed --------------------------------------------
 
 COUNTS = [
     (0, 4, "tape rollback requires a positive committed prefix, got 0"),
@@ -270,7 +270,7 @@ def test_layer_mismatch_of_the_tape(block: Block) -> None:
 
 @pytest.mark.parametrize("length", [3, 5])
 def test_layer_mismatch_of_the_cache(block: Block, length: int) -> None:
-    """B30: a list one entry short or long; zip would drop a decoder layer in silence."""
+    """A list one entry short or long; zip would drop a decoder layer in silence."""
     cut = (block.cache + [KVCache()])[:length]
     block.refused(
         lambda: block.target.replay_tape_rollback(cut, block.tape, 2, 2),
@@ -464,7 +464,7 @@ def test_a_kv_target_has_no_tape() -> None:
     assert whole(cache) == before
 
 
-# --- one boundary for all layers (R30) ----------------------------------------------------------
+# --- one boundary for all layers ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "dense"])

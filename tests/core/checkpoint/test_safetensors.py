@@ -1,4 +1,4 @@
-"""Headers of safetensors files: read without data, and nothing broken passes (R21)."""
+"""Headers of safetensors files: read without data, and nothing broken passes."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class BlindDrafter(Recorder):
 def test_a_blind_drafter_accepts_less_and_changes_nothing(
     bundled_pairs: Mapping[str, Pair], name: str
 ) -> None:
-    """A30: that the target's features are really used shows in acceptance alone."""
+    """That the target's features are really used shows in acceptance alone."""
     pair, case = bundled_pairs[name], bundled_cases(names=["hand-chat-5"])[0]
     assert isinstance(pair.drafter, DFlashDrafter)
     blind = replace(pair, drafter=BlindDrafter(pair.drafter))

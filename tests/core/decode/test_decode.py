@@ -101,7 +101,7 @@ def finish(run: Generation) -> list[Chunk]:
 
 
 def assert_counters(run: Generation, chunks: list[Chunk]) -> None:
-    """What must hold of the counters of any run (B3, G5)."""
+    """What must hold of the counters of any run."""
     stats = run.stats
     assert stats.drafted == sum(stats.trials)
     assert stats.accepted == sum(stats.accepts) == sum(chunk.accepted for chunk in chunks)
@@ -125,7 +125,7 @@ def assert_cut(run: Generation, kind: Kind, emitted: int) -> None:
     assert_as_fed_alone(run.cache, run.target.backbone.model, fed, len(PROMPT_IDS))
 
 
-# --- cuts inside a block (R36) ------------------------------------------------------------------
+# --- cuts inside a block ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", range(1, 8))
@@ -167,7 +167,7 @@ def test_eos_as_the_very_first_token() -> None:
 
 
 def test_one_of_several_eos_ids(kind: Kind = "hybrid") -> None:
-    """B24: any of the union ends the answer."""
+    """Any of the union ends the answer."""
     ids = plain(kind)
     run = generation(all_right(), target=with_eos(tiny_target(), [ids[20], ids[9]]), block_size=5)
     finish(run)
@@ -186,7 +186,7 @@ def test_max_tokens_inside_a_round(policy: Policy, max_tokens: int) -> None:
 @pytest.mark.parametrize("last", range(2, 7))
 @pytest.mark.parametrize("kind", KINDS)
 def test_stop_string_over_two_tokens_inside_a_block(kind: Kind, last: int) -> None:
-    """B4: its second token is an accepted draft with accepted ones behind it."""
+    """Its second token is an accepted draft with accepted ones behind it."""
     ids = plain(kind)
     pieces = {ids[last - 1]: "x EN", ids[last]: "D y"}
     assert len(set(ids[: last + 1])) == last + 1
@@ -212,7 +212,7 @@ def test_stop_string_across_two_rounds() -> None:
 
 @pytest.mark.parametrize("policy", [mixed(VOCAB, 4), random_ids(2, VOCAB)])
 def test_text_is_the_same_as_without_drafts(policy: Policy) -> None:
-    """Streamed pieces differ, their sum does not (R4); B25: every run ends with a reason."""
+    """Streamed pieces differ, their sum does not; every run ends with a reason."""
     ids = plain()
     stop = (f"<{ids[15]}><{ids[16]}>",)
     texts = []
@@ -278,7 +278,7 @@ def test_the_first_text_comes_before_the_end() -> None:
 
 
 def test_default_block_is_six_drafts_of_eight() -> None:
-    """R17: min(trained, 7) rows, the anchor and six drafts."""
+    """The lesser of the trained block and 7 rows, the anchor and six drafts."""
     drafter = ScriptedDrafter(all_right(), plain(), len(PROMPT_IDS), trained_block_size=8)
     finish(generation(drafter=drafter, max_tokens=30))
     assert max(drafter.draft_counts) == 6
@@ -356,7 +356,7 @@ def test_prefill_shape_is_mlx_lms() -> None:
 @pytest.mark.parametrize("window", [1, 3, 11, 12, 13, 100, None])
 @pytest.mark.parametrize("step", [1, 4, 512])
 def test_only_the_trailing_window_is_observed(window: int | None, step: int) -> None:
-    """R8: a drafter with a window sees the prompt's last rows; chunks before it are not tapped."""
+    """A drafter with a window sees the prompt's last rows; chunks before it are not tapped."""
     drafter = ScriptedDrafter(
         all_right(), plain(), len(PROMPT_IDS), tap_ids=(0, 2), context_rows=window
     )
@@ -380,7 +380,7 @@ def test_only_the_trailing_window_is_observed(window: int | None, step: int) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_drafter_sees_the_committed_rows_and_no_others(kind: Kind) -> None:
-    """R7: anchor and kept drafts, at their true positions, with the taps of plain decoding."""
+    """Anchor and kept drafts, at their true positions, with the taps of plain decoding."""
     drafter = ScriptedDrafter(mixed(VOCAB, 6), plain(kind), len(PROMPT_IDS), tap_ids=(1, 3))
     run = generation(kind=kind, drafter=drafter, block_size=7)
     finish(run)
@@ -423,7 +423,7 @@ def test_a_cut_round_is_observed_as_cut() -> None:
 
 @pytest.mark.parametrize("gaps", [(1,), (2, 3), (2, 5)])
 def test_a_gap_resets_the_drafter_and_changes_no_byte(gaps: tuple[int, ...]) -> None:
-    """R10: an empty context at the true position, a counter, the same text."""
+    """An empty context at the true position, a counter, the same text."""
     policy = mixed(VOCAB, 4)
     drafter = ScriptedDrafter(policy, plain(), len(PROMPT_IDS), tap_ids=(1,), gap_at_rounds=gaps)
     run = generation(drafter=drafter, block_size=5)
@@ -457,7 +457,7 @@ def test_one_drafter_serves_request_after_request() -> None:
 
 
 def test_a_drafter_that_fails_once_drafts_again_next_time() -> None:
-    """E15: the error is not swallowed, and one failure disables nothing."""
+    """The error is not swallowed, and one failure disables nothing."""
 
     class Fault(RuntimeError):
         pass
@@ -483,7 +483,7 @@ def test_a_drafter_that_fails_once_drafts_again_next_time() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("index", [0, 3])
 def test_a_cache_that_someone_else_touched_stops_the_run(kind: Kind, index: int) -> None:
-    """R30: all layers are asked where they stand before every pass; no token comes of a mix."""
+    """All layers are asked where they stand before every pass; no token comes of a mix."""
     run = generation(all_right(), kind, block_size=4)
     events = iter(run)
     while run.stats.rounds < 2:
@@ -573,7 +573,7 @@ def test_a_timed_round_waits_for_the_device_once(
 
 
 def test_runs_in_a_worker_thread_and_in_two_in_turn() -> None:
-    """E8: nothing is bound to the thread that loaded the model."""
+    """Nothing is bound to the thread that loaded the model."""
     done: dict[str, list[int]] = {}
     failed: list[BaseException] = []
 
@@ -602,7 +602,7 @@ def active_bytes() -> int:
 
 
 def test_memory_stays_flat_over_many_requests() -> None:
-    """D4: nothing of a finished request is kept."""
+    """Nothing of a finished request is kept."""
 
     def request() -> None:
         drafter = ScriptedDrafter(mixed(VOCAB, 4), plain(), len(PROMPT_IDS), tap_ids=(1, 3))
@@ -617,7 +617,7 @@ def test_memory_stays_flat_over_many_requests() -> None:
 
 
 def test_memory_comes_back_after_a_consumer_that_failed() -> None:
-    """D7: an error in the consumer, then nothing is held."""
+    """An error in the consumer, then nothing is held."""
     plain()
     before = active_bytes()
 

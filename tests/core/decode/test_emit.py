@@ -61,7 +61,7 @@ def test_eos_as_the_last_allowed_token_is_a_stop() -> None:
 
 
 def test_stop_string_over_two_tokens_ends_in_the_middle_of_a_block() -> None:
-    """B4: the second of its tokens is followed by accepted ones."""
+    """The second of its tokens is followed by accepted ones."""
     out, _ = emitter(stop=["STOP"])
     assert out.take([1, 3, 4, 2, 5, 1]) == 3
     assert out.token_ids == [1, 3, 4]
@@ -194,7 +194,7 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_streamed_text_is_the_decoded_text(
     bundled_target: LoadedTarget, byte_tokenizer: Any, name: str, text: str
 ) -> None:
-    """B26 among others: combining marks, variation selectors and joiners are not repeated."""
+    """Combining marks, variation selectors and joiners are not repeated."""
     tokenizer = bundled_target.tokenizer if name == "bundled" else byte_tokenizer
     if name == "bundled":
         text = unicodedata.normalize("NFC", text)  # as this tokenizer does

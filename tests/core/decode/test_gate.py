@@ -232,7 +232,7 @@ def test_mtp_takes_over_where_the_block_drafter_loses(
 def test_the_adaptive_block_is_near_the_best_of_its_sizes(
     cost: tuple[float, float], bundled_prompts: list[dict[str, Any]]
 ) -> None:
-    """C21: never far below the best fixed block among the sizes that it chooses from."""
+    """Never far below the best fixed block among the sizes that it chooses from."""
     lengths = recorded(bundled_prompts, "dflash2")
 
     def speed(rows: int, adaptive: bool) -> float:

@@ -255,7 +255,7 @@ ILLEGAL = {
 @pytest.mark.parametrize("token", ILLEGAL.values(), ids=ILLEGAL.keys())
 @pytest.mark.parametrize("kind", ["hybrid", "dense"])
 def test_illegal_draft_ids_are_never_accepted(kind: Kind, token: int) -> None:
-    """E17: at the first and the last position; the target itself never says them."""
+    """At the first and the last position; the target itself never says them."""
     on = subject(kind, "float32")
     assert token not in on.plain
     for position in (0, 3):
@@ -333,7 +333,7 @@ def test_closing_between_any_two_events_leaves_whole_caches(kind: Kind) -> None:
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("kind", ["hybrid", "dense"])
 def test_prompts_shorter_than_the_convolution_kernel(kind: Kind, length: int) -> None:
-    """E12: a prompt of one token has no body; the window is still filling during the rounds."""
+    """A prompt of one token has no body; the window is still filling during the rounds."""
     target = subject(kind, "float32").target
     prompt_ids = prompt(length, seed=9)
     plain = stock_greedy(target.backbone.model, prompt_ids, 40)

@@ -90,7 +90,7 @@ def plain(hybrid: Target) -> list[int]:
 def run(
     target: Target, drafters: Sequence[Drafter], picker: Any, tokens: int = TOKENS
 ) -> Generation:
-    """Decode with two drafters; before each draft its drafter must stand at the target (R11)."""
+    """Decode with two drafters; before each draft its drafter must stand at the target."""
     generation = Generation(
         target,
         prompt(11),
@@ -200,7 +200,7 @@ def test_a_switch_waits_for_the_device_once(
 
 
 def test_a_lost_context_is_realigned(hybrid: Target, plain: list[int]) -> None:
-    """A drafter that missed rows starts over at the right position (R10)."""
+    """A drafter that missed rows starts over at the right position."""
     dflash = scripted(hybrid, plain, "dflash", 3, 8)
     dflash.gap_at_rounds = (2,)
     mtp = scripted(hybrid, plain, "mtp", 1, 5)

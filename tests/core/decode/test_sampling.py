@@ -119,7 +119,7 @@ def with_wrong_bonus(
 def with_shared_randomness(
     probs: mx.array, proposal: Proposal, key: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Mistake 4 (B28): no residual at all, the refused row is drawn from anew."""
+    """Mistake 4: no residual at all, the refused row is drawn from anew."""
     accepted, _ = accept_or_resample(probs, proposal, key)
     row = mx.take_along_axis(probs, accepted[:, None, None], axis=1)[:, 0]
     return accepted, draw(row, mx.random.key(11))
@@ -232,7 +232,7 @@ def test_greedy_ids_under_penalties_are_plain_ids(
 
 
 def test_processors_see_what_plain_decoding_shows_them() -> None:
-    """B19: each record is a prefix of prompt and output, whatever was drafted and refused."""
+    """Each record is a prefix of prompt and output, whatever was drafted and refused."""
     records: list[list[int]] = []
 
     def recorder(tokens: mx.array, logits: mx.array) -> mx.array:
@@ -256,7 +256,7 @@ def test_processors_see_what_plain_decoding_shows_them() -> None:
 
 
 def test_a_forbidden_token_that_the_drafter_loves_is_never_emitted(bundled_pair: Pair) -> None:
-    """B15: the verdict is on processed logits, for greedy decoding and for sampling."""
+    """The verdict is on processed logits, for greedy decoding and for sampling."""
     ids = bundled_pair.tokenizer.encode("def f(x):\n    return")
     loved = next(iter(plain_ids(bundled_pair, ids, SamplingOptions())))
     bias = ((loved, -100.0),)
@@ -284,7 +284,7 @@ def plain_ids(pair: Pair, ids: Sequence[int], sampling: SamplingOptions) -> list
 def test_a_seed_repeats_exactly(
     kind: str, bundled_pairs: dict[str, Pair], bundled_mtp: MtpDrafter
 ) -> None:
-    """B29; the gate, which looks at the clock, is off then. Other seeds give other texts."""
+    """The gate, which looks at the clock, is off then. Other seeds give other texts."""
     pair = bundled_pairs["dflash2" if kind == "mtp" else kind]
     pair = replace(pair, drafter=bundled_mtp) if kind == "mtp" else pair
     ids, found = pair.tokenizer.encode("def fibonacci(n):\n"), []

@@ -125,7 +125,7 @@ def test_dtype_names() -> None:
 
 
 def test_files_can_go_after_the_load(tmp_path: Path) -> None:
-    """R23: every array was read; nothing is fetched from the file later."""
+    """Every array was read; nothing is fetched from the file later."""
     save_checkpoint(tmp_path)
     target = open_here(tmp_path).target
     (tmp_path / "model.safetensors").unlink()
@@ -137,7 +137,7 @@ def test_files_can_go_after_the_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_after_the_load_is_the_weights(tmp_path: Path, dtype: str) -> None:
-    """D2: one copy, also where the load casts; the forward check's caches are gone."""
+    """One copy, also where the load casts; the forward check's caches are gone."""
     save_checkpoint(tmp_path, "hybrid", "bfloat16", vocab_size=8192)
     gc.collect()
     mx.clear_cache()
@@ -187,7 +187,7 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
 def test_eos_is_the_union_of_all_places(
     tmp_path: Path, top: Any, text: Any, generation: Any, expected: set[int]
 ) -> None:
-    """config.json at both levels, generation_config.json, and the tokenizer (B24)."""
+    """config.json at both levels, generation_config.json, and the tokenizer."""
     save_checkpoint(tmp_path)
 
     def change(raw: dict[str, Any]) -> None:
@@ -250,7 +250,7 @@ def test_an_unsupported_model_type_lists_the_supported_ones(tmp_path: Path) -> N
 
 
 def test_an_unknown_wrapper_is_unsupported_before_any_weights(tmp_path: Path) -> None:
-    """A7; and F10: nothing big is opened, there is nothing to open here."""
+    """Nothing big is opened, there is nothing to open here."""
     save_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     edit(tmp_path, lambda raw: raw.update(model_type="qwen9_vl"))
@@ -258,7 +258,7 @@ def test_an_unknown_wrapper_is_unsupported_before_any_weights(tmp_path: Path) ->
 
 
 def test_a_target_whose_cache_no_rollback_knows_is_refused(tmp_path: Path) -> None:
-    """E6: a rollback would fail in the middle of an answer."""
+    """A rollback would fail in the middle of an answer."""
 
     class Chunked(PlainBackbone):
         def make_cache(self) -> list[Any]:

@@ -106,7 +106,7 @@ def quantizable(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma4_text"])
 def test_a_tied_quantized_embedding_is_the_head(tmp_path: Path, name: str) -> None:
-    """A14; a tied random model repeats itself, so this one compares logits and not ids."""
+    """A tied random model repeats itself, so this one compares logits and not ids."""
     quantization = {"group_size": 32, "bits": 4}
     save_family(tmp_path, name, quantization=quantization, tie_word_embeddings=True)
     target = load_family(tmp_path).target
@@ -137,7 +137,7 @@ def test_quantized_experts_run_in_bfloat16(tmp_path: Path) -> None:
 
 
 def test_mtp_tensors_in_a_converted_qwen3_next_pack(tmp_path: Path) -> None:
-    """mlx-lm's strict load fails on them (formats.md 4.3)."""
+    """mlx-lm's strict load fails on them."""
     save_family(tmp_path, "qwen3_next")
     head = {"mtp.fc.weight": mx.ones((64, 128)), "mtp.norm.weight": mx.ones((64,))}
     mx.save_safetensors(str(tmp_path / "model-mtp.safetensors"), head)
@@ -267,7 +267,7 @@ def test_a_config_that_cannot_be_right_is_refused(
 def test_an_unknown_model_type_is_refused_by_name(
     tmp_path: Path, raw: dict[str, Any], words: list[str]
 ) -> None:
-    """A7: a new wrapper's name, with what would be needed."""
+    """A new wrapper's name, with what would be needed."""
     (tmp_path / "config.json").write_text(json.dumps(raw))
     message = refused(tmp_path, UnsupportedModel)
     assert all(word in message for word in words)

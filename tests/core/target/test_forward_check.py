@@ -145,7 +145,7 @@ def test_the_loader_stops_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_layers_that_return_something_else() -> None:
-    """A8: a later mlx-lm may change what a layer returns; no traceback from the middle of it."""
+    """A later mlx-lm may change what a layer returns; no traceback from the middle of it."""
 
     class Tuples(PlainBackbone):
         @property

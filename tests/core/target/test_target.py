@@ -42,13 +42,13 @@ def hooked(model: Any, ids: list[int], cache: list[Any]) -> list[mx.array]:
     return outputs
 
 
-# --- taps (R5, R6) ------------------------------------------------------------------------------
+# --- taps ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tap_ids", [(0,), (1, 3), (3,), (0, 1, 2, 3), (2, 0)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tap_is_the_output_of_its_layer(kind: Kind, tap_ids: tuple[int, ...]) -> None:
-    """A4 too: the last layer's output, before the final norm. Over a prompt, a block on a filled
+    """Also the last layer's output, before the final norm. Over a prompt, a block on a filled
     cache, and one row; in the order asked for."""
     target = tiny_target(kind)
     model = target.backbone.model
@@ -94,7 +94,7 @@ def test_nothing_tapped_is_none() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "4bit"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_is_bitwise_its_rows_one_at_a_time(kind: Kind, precision: Precision) -> None:
-    """R2, on the CPU: the ground that identity stands on."""
+    """On the CPU: the ground that identity stands on."""
     if mx.default_device() != mx.cpu:
         pytest.skip("other devices promise no such thing")
     target = tiny_target(kind, precision)
@@ -112,7 +112,7 @@ def test_a_block_is_bitwise_its_rows_one_at_a_time(kind: Kind, precision: Precis
 
 
 def test_both_ends_are_the_targets_own(bundled_target: LoadedTarget) -> None:
-    """R16, for untied, quantized and tied targets."""
+    """For untied, quantized and tied targets."""
     quantized: Precision = "4bit"
     for target in (
         tiny_target("hybrid"),
@@ -136,7 +136,7 @@ def test_compute_dtype_is_that_of_the_residual() -> None:
     assert tiny_target("hybrid", "4bit").compute_dtype == mx.float32
 
 
-# --- every target with every cache (R25) --------------------------------------------------------
+# --- every target with every cache --------------------------------------------------------
 
 
 def filled(kind: Kind) -> list[Any]:
@@ -282,7 +282,7 @@ def test_hybrid_rollback_of_every_other_cache(name: str) -> None:
     assert snapshot(cache) == before
 
 
-# --- what a forward refuses (R26) ---------------------------------------------------------------
+# --- what a forward refuses ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""What a block row can see: the context within the window, and the block itself (R12)."""
+"""What a block row can see: the context within the window, and the block itself."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_later_block_row_is_seen_by_an_earlier_one_unless_causal(
 def test_causality_of_each_layer_is_the_configs(
     tmp_path: Path, stated: dict[str, Any], depends: list[bool]
 ) -> None:
-    """A27, `[sliding, full]`: does block row 0 depend on row 1, layer by layer?"""
+    """`[sliding, full]`: does block row 0 depend on row 1, layer by layer?"""
     drafter = make_drafter(tmp_path, "dflash", **MIXED, **stated)
     block = mx.random.normal((1, 2, HIDDEN), key=mx.random.key(1))
     other = mx.concatenate([block[:, :1], -block[:, 1:]], axis=1)
@@ -114,7 +114,7 @@ def test_more_drafts_change_the_first_one_only_where_the_block_is_bidirectional(
 @pytest.mark.parametrize("context", [6, 8, 9, 40])
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])
 def test_rows_older_than_the_window_do_not_matter(tmp_path: Path, kind: Any, context: int) -> None:
-    """A28, window 8: bitwise the same whatever stood before the last 7 rows; those do matter."""
+    """Window 8: bitwise the same whatever stood before the last 7 rows; those do matter."""
     drafter = make_drafter(tmp_path, kind, **SLIDING)
     taps = tap_rows(context)
     before = hidden_after(drafter, taps)
@@ -136,7 +136,7 @@ def test_a_full_layer_sees_every_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])
 @pytest.mark.parametrize("rows", [3, 8, 20])
 def test_only_relative_positions_count(tmp_path: Path, kind: Any, rows: int) -> None:
-    """C10: the same last rows at offset 0 and at 1000 give the same logits, by RoPE's nature;
+    """The same last rows at offset 0 and at 1000 give the same logits, by RoPE's nature;
     clipped context with other positions for the block would not."""
     drafter = make_drafter(tmp_path, kind, **SLIDING)
     taps = tap_rows(rows)
@@ -149,7 +149,7 @@ def test_only_relative_positions_count(tmp_path: Path, kind: Any, rows: int) -> 
 
 
 def test_a_gap_is_not_the_same_as_no_gap(tmp_path: Path) -> None:
-    """R10: reset keeps true positions, so the distance to the block is the true one."""
+    """Reset keeps true positions, so the distance to the block is the true one."""
     drafter = make_drafter(tmp_path, "dflash")
     taps = tap_rows(4)
     adjacent = hidden_after(drafter, taps)

@@ -138,7 +138,7 @@ def test_no_file_is_told_apart_from_a_bad_file(tmp_path: Path) -> None:
 
 
 def test_block_size_is_looked_up_nested_first(tmp_path: Path) -> None:
-    """A31: a drafter that declares 5 inside dflash_config must not run at another size."""
+    """A drafter that declares 5 inside dflash_config must not run at another size."""
     nested = raw_drafter("dflash", block_size=5)
     assert read(tmp_path, nested).block_size == 5
     assert read(tmp_path, nested | {"block_size": 5}).block_size == 5
@@ -246,7 +246,7 @@ def test_sliding_layers_need_a_window_that_is_on(tmp_path: Path) -> None:
 def test_causality_is_resolved_for_each_layer(
     tmp_path: Path, stated: dict[str, Any], causal: list[bool]
 ) -> None:
-    """A27: unstated means sliding layers causal, full ones bidirectional."""
+    """Unstated means sliding layers causal, full ones bidirectional."""
     mixed = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     config = read(tmp_path, raw_drafter("dflash", **mixed, **stated))
     assert [config.is_layer_causal(index) for index in range(2)] == causal

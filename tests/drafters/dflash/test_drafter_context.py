@@ -1,4 +1,4 @@
-"""The context buffer: what it keeps, how far it grows, and that chunks do not matter (R9, D9)."""
+"""The context buffer: what it keeps, how far it grows, and that chunks do not matter."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_view_stays_what_it_was(tmp_path: Path) -> None:
 
 
 def test_a_sliding_buffer_stays_small() -> None:
-    """D9: after 500 tokens, and after 5000, not a row for each of them."""
+    """After 500 tokens, and after 5000, not a row for each of them."""
     window, block = 12, 8
     buffer = ContextBuffer(HEADS, HEAD_DIM, window, mx.float32)
     capacities = []
@@ -103,7 +103,7 @@ def test_a_full_buffer_grows_in_steps() -> None:
 
 
 def test_the_drafters_memory_is_bounded_over_a_long_answer(tmp_path: Path) -> None:
-    """D9 through the drafter: 500 tokens observed in rounds, a draft after each."""
+    """Through the drafter: 500 tokens observed in rounds, a draft after each."""
     drafter = make_drafter(tmp_path)
     for step in range(100):
         observe_taps(drafter, tap_rows(5, seed=step))
@@ -118,7 +118,7 @@ def test_the_drafters_memory_is_bounded_over_a_long_answer(tmp_path: Path) -> No
 def test_chunks_of_any_size_leave_the_same_context(
     tmp_path: Path, kind: str, dtype: mx.Dtype
 ) -> None:
-    """R9: context keys and values bit for bit, hence the same drafts."""
+    """Context keys and values bit for bit, hence the same drafts."""
     layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 30}
     changes = layers if kind == "dflash" else {"sliding_window": 30}
     taps = tap_rows(75)
@@ -155,7 +155,7 @@ def test_drafting_between_the_chunks_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [5, 12, 40])
 def test_the_prompts_chunks_do_not_change_the_drafts(tmp_path: Path, length: int) -> None:
-    """R8, window 12: prompts below, at and above it, prefilled in steps of several sizes; the
+    """Window 12: prompts below, at and above it, prefilled in steps of several sizes; the
     drafter is shown the rows that can still matter, at their true positions, and no others."""
     target = make_target("hybrid")
     seen_by_step = {}
@@ -175,7 +175,7 @@ def test_the_prompts_chunks_do_not_change_the_drafts(tmp_path: Path, length: int
 
 
 def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
-    """R11: a position that is not the drafter's own would rotate its keys wrongly."""
+    """A position that is not the drafter's own would rotate its keys wrongly."""
     drafter = make_drafter(tmp_path, ends=random_ends())
     observe_taps(drafter, tap_rows(3))
     taps = tap_rows(1)

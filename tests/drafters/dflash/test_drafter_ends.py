@@ -1,4 +1,4 @@
-"""Embedding and head are the target's own: tied, untied, quantized in whole or in part (R16)."""
+"""Embedding and head are the target's own: tied, untied, quantized in whole or in part."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_drafts_are_those_of_the_targets_two_matrices(
 def test_any_target_decodes_its_own_tokens(
     target: Target, tmp_path: Path, kind: DrafterKind
 ) -> None:
-    """A14: a random drafter over every kind of head, and the ids of plain decoding."""
+    """A random drafter over every kind of head, and the ids of plain decoding."""
     drafter = make_drafter(tmp_path, kind, ends=target)
     ids = prompt(12)
     options = GenerateOptions(max_tokens=40, block_size=BLOCK, gate=False)

@@ -92,7 +92,7 @@ def test_the_drafts_vary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kernel", "group"), [(1, 16), (2, 16), (3, 4), (6, 64), (9, 8)])
 @pytest.mark.parametrize("rows", [1, 2, 6])
 def test_grouped_dynamic_convolution(tmp_path: Path, kernel: int, group: int, rows: int) -> None:
-    """R13: plane 0 and plane 1 are base plus a projected delta, zero before the block."""
+    """Plane 0 and plane 1 are base plus a projected delta, zero before the block."""
     drafter = make_drafter(tmp_path, conv_kernel_size=kernel, conv_group_size=group)
     conv: GroupedDynamicConv = drafter.model.layers[1].mlp_conv
     source = mx.random.normal((1, rows, HIDDEN), key=mx.random.key(1))
@@ -109,7 +109,7 @@ def test_grouped_dynamic_convolution(tmp_path: Path, kernel: int, group: int, ro
 
 
 def test_fc_takes_the_taps_in_the_order_of_the_file(tmp_path: Path) -> None:
-    """R6: swapped taps are another input, although every shape still fits."""
+    """Swapped taps are another input, although every shape still fits."""
     drafter = make_drafter(tmp_path)
     taps = tap_rows(6)
     first, second = mx.split(taps, 2, axis=-1)
@@ -133,7 +133,7 @@ def after(drafter: DFlashDrafter, taps: mx.array) -> mx.array:
 
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])
 def test_zeroed_taps_change_the_drafts(tmp_path: Path, kind: DrafterKind) -> None:
-    """A30: the prompt's features are really consumed."""
+    """The prompt's features are really consumed."""
     drafter = make_drafter(tmp_path, kind)
     taps = tap_rows(10)
     drafts = []
@@ -152,7 +152,7 @@ def test_taps_are_normed_after_fc(tmp_path: Path) -> None:
 
 
 def test_the_norm_epsilon_is_the_files_own(tmp_path: Path) -> None:
-    """A29: 1e-5 read as 1e-6 would cost acceptance and nothing else."""
+    """1e-5 read as 1e-6 would cost acceptance and nothing else."""
     taps = 1e-3 * tap_rows(6)
     small = after(make_drafter(tmp_path / "a", rms_norm_eps=1e-6), taps)
     large = after(make_drafter(tmp_path / "b", rms_norm_eps=1e-5), taps)
@@ -167,7 +167,7 @@ def test_the_norm_epsilon_is_the_files_own(tmp_path: Path) -> None:
     ],
 )
 def test_rope_scaling_is_applied(tmp_path: Path, scaling: dict[str, Any]) -> None:
-    """A29: yarn settings reach mlx-lm's rope, and plain rope does not get any."""
+    """Yarn settings reach mlx-lm's rope, and plain rope does not get any."""
     vectors = mx.random.normal((1, 1, 9, 16), key=mx.random.key(4))
     changes: dict[str, Any] = {"rope_scaling": scaling, "rope_theta": 1e4}
     plain = make_rope(make_drafter(tmp_path / "plain", "dflash").config)
@@ -194,7 +194,7 @@ def run_layers(drafter: DFlashDrafter, residual: mx.array, dtype: mx.Dtype) -> m
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
 def test_the_residual_stream_is_float32(tmp_path: Path, kind: DrafterKind, dtype: mx.Dtype) -> None:
-    """R14: an outlier channel of 1e5 survives, whatever the branches' dtype; float16 loses it."""
+    """An outlier channel of 1e5 survives, whatever the branches' dtype; float16 loses it."""
     drafter = make_drafter(tmp_path, kind, dtype=dtype)
     block = mx.random.normal((1, BLOCK, HIDDEN), key=mx.random.key(9))
     block[:, :, 3] = 1e5

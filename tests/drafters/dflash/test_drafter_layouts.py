@@ -115,7 +115,7 @@ def test_a_packed_copy_drafts_what_its_unpacked_weights_draft(
 
 @pytest.mark.parametrize("name", ["bare", ".weight", "model. and .weight"])
 def test_codebooks_under_each_name(tmp_path: Path, name: str) -> None:
-    """A12: value-identical, packed projections beside them or not."""
+    """Value-identical, packed projections beside them or not."""
     raw = raw_packable("dflash2")
     tensors = random_tensors(raw)
     for recipe in (None, AFFINE):
@@ -240,7 +240,7 @@ def test_pairs_of_directories_decode_the_targets_own_ids(tmp_path: Path, name: s
 
 
 def test_a_bad_drafter_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
-    """F10: the target's weights are not opened; here they could not be."""
+    """The target's weights are not opened; here they could not be."""
     save_family(tmp_path / "target", "qwen3")
     (tmp_path / "target" / "model.safetensors").write_bytes(b"no weights at all")
     raw = raw_drafter("dflash")
@@ -258,7 +258,7 @@ def test_a_bad_drafter_is_refused_before_the_target_is_loaded(tmp_path: Path) ->
 
 
 def test_a_tap_on_the_last_layer_is_legal(tmp_path: Path) -> None:
-    """A4: its output before the final norm; one more is out of range, and the message says why."""
+    """Its output before the final norm; one more is out of range, and the message says why."""
     save_family(tmp_path / "target", "qwen3")
     save_drafter(tmp_path / "drafter", raw_drafter("dflash", target_layer_ids=[1, 3]))
     pair = load_pair(
@@ -284,7 +284,7 @@ def test_a_tap_on_the_last_layer_is_legal(tmp_path: Path) -> None:
 
 
 def test_a_padded_vocabulary_is_a_mismatch_and_no_id_map(tmp_path: Path) -> None:
-    """A25: 500 rows against the target's 512."""
+    """500 rows against the target's 512."""
     save_family(tmp_path / "target", "qwen3")
     raw = raw_drafter("dflash", mask_token_id=499) | {"vocab_size": 500}
     save_drafter(tmp_path / "drafter", raw)

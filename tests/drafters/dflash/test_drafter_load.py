@@ -73,7 +73,7 @@ def assert_equal_tensors(drafter: DFlashDrafter, tensors: Tensors) -> None:
 def test_every_tensor_arrives_with_its_value(
     tmp_path: Path, kind: DrafterKind, stored: mx.Dtype
 ) -> None:
-    """A12: both codebooks too, which stand in the file as bare arrays."""
+    """Both codebooks too, which stand in the file as bare arrays."""
     raw = raw_drafter(kind)
     tensors = {name: array.astype(stored) for name, array in random_tensors(raw).items()}
     drafter = load(save_drafter(tmp_path, raw, tensors))
@@ -91,7 +91,7 @@ def test_weights_are_cast_to_the_compute_dtype(tmp_path: Path, dtype: mx.Dtype) 
 
 
 def test_the_number_of_tensors_is_that_of_the_published_layout(tmp_path: Path) -> None:
-    """formats.md: 3 + 11 a layer for v1, 4 more with biases, 6 + 15 a layer for v2."""
+    """As published: 3 + 11 a layer for v1, 4 more with biases, 6 + 15 a layer for v2."""
     assert len(parameters(make_drafter(tmp_path / "1", "dflash"))) == 3 + 11 * 2
     assert (
         len(parameters(make_drafter(tmp_path / "b", "dflash", attention_bias=True))) == 3 + 15 * 2
@@ -108,7 +108,7 @@ def test_any_missing_tensor_is_named_with_its_shape(tmp_path: Path, name: str) -
 
 
 def test_a_tensor_that_nothing_uses_is_named(tmp_path: Path) -> None:
-    """A5: a per-head gate changes the maths; dropping it would only cost acceptance."""
+    """A per-head gate changes the maths; dropping it would only cost acceptance."""
     tensors = random_tensors(raw_drafter())
     tensors["layers.0.self_attn.g_proj.weight"] = mx.zeros((4, 64))
     message = refused(save_drafter(tmp_path, tensors=tensors))
@@ -285,7 +285,7 @@ def test_random_damage_to_the_header_never_passes_as_another_error(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])
 def test_nothing_is_read_from_the_file_after_the_load(tmp_path: Path, kind: DrafterKind) -> None:
-    """R23: other bytes in the same place, and then no file at all, change no draft."""
+    """Other bytes in the same place, and then no file at all, change no draft."""
     expected = drafts(make_drafter(tmp_path / "kept", kind))
     drafter = make_drafter(tmp_path / "lost", kind)
     file = tmp_path / "lost" / "model.safetensors"
@@ -299,7 +299,7 @@ def test_nothing_is_read_from_the_file_after_the_load(tmp_path: Path, kind: Draf
 
 
 def test_a_generation_goes_on_without_the_file(tmp_path: Path) -> None:
-    """R23, in the middle of an answer."""
+    """In the middle of an answer."""
     target, ids = make_target("dense"), prompt(10)
     drafter = make_drafter(tmp_path, ends=target)
     options = GenerateOptions(max_tokens=30, block_size=6, gate=False)
@@ -324,7 +324,7 @@ def test_a_generation_goes_on_without_the_file(tmp_path: Path) -> None:
 def test_a_rope_that_cannot_be_built_is_a_config_error(
     tmp_path: Path, parameters_of_rope: dict[str, Any]
 ) -> None:
-    """A29: unknown type, or settings missing; told before a weights file is looked for."""
+    """Unknown type, or settings missing; told before a weights file is looked for."""
     raw = raw_drafter("dflash", rope_parameters=parameters_of_rope)
     save_drafter(tmp_path, raw)
     (tmp_path / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""DFlash2's candidate selector against brute force, ties included (R15)."""
+"""DFlash2's candidate selector against brute force, ties included."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_equal_logits_at_the_border_leave_a_legal_candidate(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_none_give_ids_all_the_same(tmp_path: Path, value: float) -> None:
-    """B21: a broken drafter may draft nonsense, not crash or leave the vocabulary."""
+    """A broken drafter may draft nonsense, not crash or leave the vocabulary."""
     selector = make_selector(tmp_path, 4)
     hidden, logits = random_rows(BLOCK, 1)
     for broken in (mx.full(logits.shape, value), mx.where(logits > 0, value, logits)):
@@ -140,7 +140,7 @@ def test_scores_are_summed_in_float32(tmp_path: Path) -> None:
 
 
 def test_a_drafter_uses_its_selector(tmp_path: Path) -> None:
-    """A12: random or dropped codebooks would change the drafts; nothing else would tell."""
+    """Random or dropped codebooks would change the drafts; nothing else would tell."""
     ends = random_ends()
     drafter = make_drafter(tmp_path, ends=ends, output_multiplier=0.02)
     observe_taps(drafter, tap_rows(6))

@@ -134,7 +134,7 @@ def test_rows_out_of_order_and_foreign_marks_are_refused(tmp_path: Path) -> None
 
 
 def test_a_gap_keeps_true_positions(tmp_path: Path) -> None:
-    """After a reset at P the next pair is turned at P - 1, as without the gap (R10)."""
+    """After a reset at P the next pair is turned at P - 1, as without the gap."""
     target, drafter = tiny_head(tmp_path)
     drafter.reset(40)
     assert drafter.position == 40
@@ -182,7 +182,7 @@ def test_a_random_head_changes_no_byte(tmp_path: Path, kind: Any, draft_tokens: 
 
 
 def test_a_broken_head_changes_no_byte(tmp_path: Path) -> None:
-    """B21: a head that only says NaN is never accepted and never in the way."""
+    """A head that only says NaN is never accepted and never in the way."""
     tensors = head_tensors() | {"layers.0.self_attn.o_proj.weight": mx.full((64, 64), mx.nan)}
     target, drafter = tiny_head(tmp_path, tensors)
     ids = prompt(11)

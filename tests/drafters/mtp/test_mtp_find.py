@@ -160,7 +160,7 @@ def test_no_head_says_why(tmp_path: Path) -> None:
     config = read_target_config(tmp_path)
     assert find_head(config) is None
     assert "has no MTP head" in absence(config)
-    for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):  # A20, A23
+    for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
         edit_config(tmp_path, **{"mtp_num_hidden_layers": 0, key: 1})
         assert f"promises an MTP head ('{key}')" in absence(read_target_config(tmp_path))
     mx.save_safetensors(
@@ -171,7 +171,7 @@ def test_no_head_says_why(tmp_path: Path) -> None:
 
 
 def test_a_head_that_conversion_dropped_is_missed_by_name(tmp_path: Path) -> None:
-    """A20: mlx-lm's own convert leaves the promise in config.json and drops the tensors."""
+    """Mlx-lm's own convert leaves the promise in config.json and drops the tensors."""
     from mlx_lm import convert
 
     save_target(tmp_path / "hf", prefixed(head_tensors()), mtp_num_hidden_layers=1)
@@ -196,7 +196,7 @@ def test_the_config_is_not_believed(tmp_path: Path) -> None:
 def test_packs_are_run_at_their_own_width(
     tmp_path: Path, pack: tuple[int, int, str], columns: int
 ) -> None:
-    """A16: the head's width is read from its shapes, whatever the target's is."""
+    """The head's width is read from its shapes, whatever the target's is."""
     bits_, group, mode = pack
     tensors = head_tensors(hf=False)
     packed = quantized(tensors, bits_, group, mode)
@@ -218,7 +218,7 @@ def test_packs_are_run_at_their_own_width(
 
 
 def test_a_packed_target_with_a_plain_and_a_packed_head(tmp_path: Path) -> None:
-    """A16: trunk 4-bit, head at 8-bit and at full width; and experts packed."""
+    """Trunk 4-bit, head at 8-bit and at full width; and experts packed."""
     for name, tensors in {
         "plain": head_tensors(),
         "packed": quantized(head_tensors(hf=False)),

@@ -30,7 +30,7 @@ def test_every_tensor_is_the_packing_of_its_source_or_the_source(
     packed = 0
     for name, tensor in source.items():
         if name.endswith(SPARED):
-            assert same_bits(found.arrays[name], tensor), name  # A12: codebooks as they stand
+            assert same_bits(found.arrays[name], tensor), name  # Codebooks as they stand
             continue
         parts = mx.quantize(tensor, group_size=group_size, bits=bits)
         for suffix, part in zip((".weight", ".scales", ".biases"), parts, strict=True):
@@ -157,7 +157,7 @@ def test_a_plain_checkpoint_and_another_version_are_no_slabs(
 
 
 def test_arrays_do_not_need_the_file_any_more(tmp_path: Path) -> None:
-    """R23: nothing is mapped or read later."""
+    """Nothing is mapped or read later."""
     path = use(save_half(tmp_path / "d")).path
     with open_slab(path) as slab:
         arrays = Slab.read_arrays(slab, mx.float32)
