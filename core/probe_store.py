@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from .atomic_files import write_whole
 from .json_values import are_texts, bounded, checked, parse_json
 from .settings import cache_directory
 
@@ -179,18 +178,7 @@ def save_probe(key: ProbeKey, probe: StoredProbe) -> Path:
     """Store a probe, whole or not at all; raises OSError, and an older one is still there then."""
     document = {"schema": SCHEMA, "key": asdict(key), **asdict(probe)}
     file = key.file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(document, stream, indent=1)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(file, (json.dumps(document, indent=1) + "\n").encode())
     return file
 
 

@@ -7,9 +7,11 @@ MLX tools know a packed checkpoint. Files of others are never overwritten.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
+from ...core.atomic_files import write_whole
 from ...core.errors import OutputExists, SlabError
 from ...core.json_values import read_json
 from .build import Plan
@@ -48,17 +50,27 @@ def prepare_export(directory: Path, plan: Plan, *, force: bool = False) -> Path:
 
 
 def finish_export(directory: Path, plan: Plan) -> None:
-    """Write config.json, which makes the directory a drafter."""
+    """Write config.json, which makes the directory a drafter.
+
+    Raises SlabError where the weights are not what any reader of safetensors would open.
+    """
+    require_readable(directory / WEIGHTS, plan)
     text = exported_config(plan)
     config = directory / CONFIG
     if config.exists() and config.read_text(encoding="utf-8") == text:
         return
-    temporary = config.with_name(CONFIG + ".tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(config)
+    write_whole(config, text.encode())
+
+
+def require_readable(path: Path, plan: Plan) -> None:
+    """Open the weights as other tools will: by the safetensors package, and not by our reader."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = set(file.keys())
+    except SafetensorError as exc:
+        raise SlabError(f"{path} is not a file that other tools can open: {exc}") from exc
+    if names != set(plan.tensors):
+        raise SlabError(f"{path} has {len(names)} tensors, expected {len(plan.tensors)}")
 
 
 def exported_config(plan: Plan) -> str:

@@ -3,7 +3,8 @@
 A slab stands beside its checkpoint; where that cannot be written, in a hub snapshot, and for the
 bundled pair, in the user's cache directory. It is written into NAME.tmp and renamed. The builder
 holds a lock on NAME.tmp itself: a process that dies leaves an unlocked file, which the next one
-takes over, or sweeps away. Prints nothing: notes and progress go to a Report.
+takes over, or sweeps away. So the lock needs no file of its own, which the `filelock` package would
+leave behind. Prints nothing: notes and progress go to a Report.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ...core.atomic_files import open_own, put_in_place
 from ...core.options import QuantizeOptions
 from ...core.report import Report
 from ...core.settings import cache_directory
@@ -77,9 +79,7 @@ def write_slab(
             raise OSError(errno.ENOSPC, f"{size_bytes:,} bytes are needed, {free:,} are free")
         stream.truncate(0)
         write(stream)
-        os.fsync(stream.fileno())
-        os.replace(temporary(path), path)
-        _sync_directory(path.parent)
+        put_in_place(stream, temporary(path), path)
     return True
 
 
@@ -91,7 +91,9 @@ def temporary(path: Path) -> Path:
 def sweep(path: Path) -> bool:
     """Remove what a builder of `path` that died left behind; True where there was something."""
     try:
-        with temporary(path).open("r+b", buffering=0) as stream:
+        if not temporary(path).exists():
+            return False
+        with open_own(temporary(path)) as stream:
             if not _lock(stream, wait=False) or not _is_at(stream, temporary(path)):
                 return False
             temporary(path).unlink()
@@ -120,9 +122,7 @@ def _open_locked(path: Path, report: Report) -> BinaryIO:
     """
     place = temporary(path)
     while True:
-        stream: BinaryIO = open(
-            os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0
-        )
+        stream = open_own(place)
         try:
             if not _lock(stream, wait=False):
                 report.note(f"waiting for another process that is writing {path}")
@@ -148,11 +148,3 @@ def _is_at(stream: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

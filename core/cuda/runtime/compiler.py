@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
-import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -19,6 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...atomic_files import write_whole
 from ...errors import DeviceError
 from ...settings import cache_directory
 
@@ -141,19 +140,9 @@ def _read(file: Path) -> bytes | None:
 
 
 def _write(file: Path, cubin: bytes) -> None:
-    """Whole or not at all."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+        write_whole(file, hashlib.sha256(cubin).digest() + cubin)
     except OSError as exc:
-        _warn(file, exc)
-        return
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(hashlib.sha256(cubin).digest() + cubin)
-        os.replace(temporary, file)
-    except OSError as exc:
-        Path(temporary).unlink(missing_ok=True)
         _warn(file, exc)
 
 

@@ -223,7 +223,7 @@ def test_no_place_at_all_is_an_error_that_names_it(
 ) -> None:
     (tmp_path / "cache").write_text("a file where the directory should be")
     refuse_writing_in(monkeypatch, checkpoint, errno.EACCES)
-    with pytest.raises(SlabWriteError, match=r"could not be written .* --out DIR"):
+    with pytest.raises(SlabWriteError, match=r"could not be written .* Make room there"):
         use(checkpoint)
 
 

@@ -1,0 +1,81 @@
+"""Files that stand there whole or not at all, whatever ends the process or fills the disk.
+
+Data goes into a temporary file of the same directory, reaches the disk, and takes its name in one
+step. Links are never followed: what stands at a temporary name is replaced, not written through.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+MODE = 0o644
+"""Of a finished file: others may read it."""
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Make `data` the contents of `path`, under an unpredictable temporary name until then.
+
+    Makes the directory. Raises OSError, after which `path` is what it was and nothing is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fchmod(stream.fileno(), MODE)
+            put_in_place(stream, temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def put_in_place(stream: BinaryIO, temporary: Path, path: Path) -> None:
+    """Give the written file at `temporary`, still open as `stream`, its name.
+
+    Raises OSError; the directory itself is on the disk too when it returns.
+    """
+    os.fsync(stream.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def open_own(path: Path) -> BinaryIO:
+    """Open a file of ours for reading and writing, unbuffered, made where there is none.
+
+    A link, a file with another name elsewhere, or another user's file at this name is taken away
+    first: what it leads to is never touched. Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    while True:
+        if not _is_ours(path):
+            path.unlink(missing_ok=True)
+        try:
+            descriptor = os.open(path, flags, MODE)
+        except OSError:
+            if path.is_symlink():  # made since it was looked at
+                continue
+            raise
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+            return open(descriptor, "r+b", buffering=0)
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether there is nothing, or a plain file of this user's that has no other name."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
