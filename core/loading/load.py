@@ -14,7 +14,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from ..checkpoint.hub import resolve_directory as resolve_directory
 from ..checkpoint.mlx_models import model_module
 from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
-from ..checkpoint.target_config import TargetConfig, read_target_config
+from ..checkpoint.target_config import TargetConfig
 from ..checkpoint.tokenizer_files import require_tokenizer
 from ..device import dtype_text, on_cpu
 from ..errors import CheckpointError, DflashError, UnsupportedModel
@@ -130,11 +130,6 @@ def check_experts(model: Any, config: TargetConfig) -> None:
                 "unquantized experts on the CPU in float32 only (gather_mm): use --dtype float32, "
                 "or a quantized copy"
             )
-
-
-def open_target(reference: str, dtype_name: str = "auto") -> LoadedTarget:
-    """resolve_directory, read_target_config and load_target in one call."""
-    return load_target(read_target_config(resolve_directory(reference)), dtype_name)
 
 
 def _cast(model: Any, dtype: mx.Dtype) -> None:

@@ -93,11 +93,6 @@ class Slab:
         """Bytes of the whole file."""
         return self.header.file_bytes
 
-    @property
-    def packed_names(self) -> list[str]:
-        """Names of the packed projections, less `.weight`."""
-        return [name.removesuffix(".scales") for name in self.header.tensors if is_scales(name)]
-
     def rekeyed(self, facts: SlabFacts) -> bytes:
         """The header that this slab has with other facts; its data stays as it is."""
         return encode_header(self.header.tensors, facts, self._digests)

@@ -12,7 +12,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from dflash_suite.core.loading.load import open_target
 from dflash_suite.core.options import GenerateOptions, LoadOptions, parse_dtype
 from dflash_suite.core.probe_store import (
     SCHEMA,
@@ -29,6 +28,7 @@ from dflash_suite.drafters.bench.arm_specs import ArmSpec
 from dflash_suite.drafters.bench.arms import load_arms
 from dflash_suite.drafters.pair import load_pair
 from dflash_suite.drafters.stored_block import drafter_key
+from tests.kit.opening import open_target
 from tests.kit.tiny import make_target, save_checkpoint
 from tests.kit.tiny_drafter import save_drafter
 from tests.kit.tiny_mtp import head_tensors, prefixed, save_target

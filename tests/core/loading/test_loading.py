@@ -31,12 +31,12 @@ from dflash_suite.core.errors import (
 from dflash_suite.core.loading.load import (
     LoadedTarget,
     load_target,
-    open_target,
     resolve_directory,
     resolve_dtype,
 )
 from dflash_suite.core.options import DTYPE_NAMES, GenerateOptions
 from dflash_suite.core.target.backbones import PlainBackbone
+from tests.kit.opening import open_target
 from tests.kit.scripted import ScriptedDrafter, mixed
 from tests.kit.tiny import (
     VOCAB,

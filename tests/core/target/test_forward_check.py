@@ -10,12 +10,12 @@ import mlx.core as mx
 import pytest
 
 from dflash_suite.core.errors import CheckpointError, ForwardMismatch
-from dflash_suite.core.loading.load import open_target
 from dflash_suite.core.target import families
 from dflash_suite.core.target.backbones import Backbone, HybridBackbone, PlainBackbone
 from dflash_suite.core.target.forward_check import check_forward
 from dflash_suite.core.target.gated_delta import GdnTape
 from dflash_suite.core.target.target import Target
+from tests.kit.opening import open_target
 from tests.kit.tiny import (
     GDN_LAYERS,
     Kind,
