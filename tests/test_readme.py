@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.kit.places import ROOT
 from tests.kit.readme_tree import readme_with_tree
 
 README = (ROOT / "README.md").read_text()
+OPTIONS = (ROOT / "cli" / "README.md").read_text()
 
 
 def test_every_command_and_option_is_described() -> None:
@@ -20,11 +22,11 @@ def test_every_command_and_option_is_described() -> None:
     commands = getattr(group, "commands", {})
     assert commands
     for name, command in commands.items():
-        assert f"dflash {name}" in README
+        assert f"dflash {name}" in README and f"dflash {name}" in OPTIONS
         for parameter in command.params:
             for option in (*parameter.opts, *parameter.secondary_opts):
                 if option.startswith("--") and option != "--help":
-                    assert option in README, f"dflash {name} {option} is not in the README"
+                    assert option in OPTIONS, f"dflash {name} {option} is not in cli/README.md"
 
 
 def test_the_file_tree_is_true() -> None:
@@ -51,3 +53,16 @@ def test_no_path_of_a_developer_is_left() -> None:
         if file.name != Path(__file__).name:
             text = file.read_text()
             assert "/Users/" not in text and "/home/" not in text, file
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) <= 200
+    checked = 0
+    for file in [*ROOT.glob("*.md"), *ROOT.glob("*/**/*.md"), *(ROOT / ".github").glob("*.md")]:
+        if ".venv" in file.parts:
+            continue
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", file.read_text()):
+            if "://" not in target:
+                assert (file.parent / target).exists(), f"{file}: {target}"
+                checked += 1
+    assert checked > 15
