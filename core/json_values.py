@@ -1,7 +1,7 @@
 """JSON that others wrote: read with clear errors, and looked up by type.
 
 Every error names the place (a file and a key, or a field), what was found there and what was
-expected. True and false are no numbers; NaN and the infinities are none either, though Python's
+expected. True and false are not numbers, and neither are NaN and the infinities, though Python's
 reader takes them. A text that is nested too deep, or a number of thousands of digits, is an error
 like any other.
 """
@@ -55,7 +55,7 @@ def parse_object(
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a checkpoint's file.
 
-    Raises ModelNotFound where there is no such file, ConfigError where it is no JSON object.
+    Raises ModelNotFound where there is no such file, ConfigError where it is not a JSON object.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "dflash.probe/1"
 MOST_ROWS = 64
-"""Above any block or width that was ever trained: a larger number is no measurement of ours."""
+"""Above any block or width that was ever trained: a larger number was never measured here."""
 Note = Callable[[str], None]
 
 
@@ -66,7 +66,7 @@ class ProbeKey:
 
     @property
     def file(self) -> Path:
-        """Where its probe is stored. Versions and weights are no part of the name, so that a new
+        """Where its probe is stored. Versions and weights are not part of the name, so that a new
         measurement takes the place of an outdated one."""
         text = "\n".join((self.model, self.dtype, self.kernels, self.device, self.drafter))
         mark = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -152,7 +152,7 @@ def load_probe(key: ProbeKey, note: Note = lambda message: None) -> StoredProbe 
     """The stored probe of `key`; None where there is none that holds, with a note where a file is
     there and is damaged, of another kind, or outdated."""
     if key.file.exists() and not key.file.is_file():
-        note(f"stored probe {key.file} ignored: it is no file")
+        note(f"stored probe {key.file} ignored: it is not a file")
         return None
     try:
         text = key.file.read_text(encoding="utf-8")
@@ -185,11 +185,11 @@ def save_probe(key: ProbeKey, probe: StoredProbe) -> Path:
 def _parse(document: Any) -> tuple[dict[str, str], StoredProbe]:
     """(key as stated, probe); ValueError says what is wrong."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"it is no {SCHEMA} document")
+        raise ValueError(f"it is not a {SCHEMA} document")
     key = document.get("key")
     names = {one.name for one in fields(ProbeKey)}
     if not isinstance(key, dict) or set(key) != names or not are_texts([*key.values()]):
-        raise ValueError("its 'key' is not one")
+        raise ValueError("its 'key' is not a key of a probe")
     given, details = document.get("date"), document.get("details")
     if not isinstance(given, str) or not isinstance(details, dict):
         raise ValueError("'date' or 'details' is missing or of the wrong type")

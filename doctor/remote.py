@@ -28,7 +28,7 @@ WORKERS = 8
 FIRST_BYTES = 100_000
 """Most headers are smaller, and one request then reads the whole header."""
 SMALL_FILE_BYTES = 200_000_000
-"""Anything larger that is no safetensors file is left out."""
+"""Anything larger that is not a safetensors file is left out."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _cached(repository: str) -> Path | None:
     try:
         return Path(snapshot_download(repository, local_files_only=True))
     except HFValidationError as exc:
-        raise ModelNotFound(f"{repository} is no hub id ({exc}); give owner/name") from exc
+        raise ModelNotFound(f"{repository} is not a hub id ({exc}); give owner/name") from exc
     except (LocalEntryNotFoundError, OSError):
         return None
 

@@ -27,7 +27,7 @@ def check_is_target(raw: Mapping[str, Any], file: Path) -> str:
         require_supported(model_type, file, raw)
         return canonical_type(model_type)
     raise UnsupportedModel(
-        f"{file} is a {kind} drafter and no target: give its directory to --drafter, and the "
+        f"{file} is a {kind} drafter and not a target: give its directory to --drafter, and the "
         "model that it was trained for as the target"
     )
 

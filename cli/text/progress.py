@@ -21,7 +21,7 @@ LONG_PREFILL_TOKENS = 512
 
 class Progress:
     """A spinner line that says what is being waited for, or a bar of bytes; silent where stderr
-    is no terminal."""
+    is not a terminal."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._console = stderr_console()
@@ -74,7 +74,7 @@ class Progress:
         self._bar.update(task_id, completed=done, total=total)
 
     def report(self, *, notes: bool) -> Report:
-        """Where a slab's notes and bytes go: stderr; notes even where it is no terminal."""
+        """Where a slab's notes and bytes go: stderr; notes even where it is not a terminal."""
         from ...core.report import Report
 
         def note(message: str) -> None:

@@ -98,7 +98,7 @@ def pool_profile(stats: Iterable[GenerationStats]) -> AcceptProfile:
 def wilson_interval(kept: int, tried: int, z: float = Z95) -> tuple[float, float]:
     """Wilson's score interval for a share (1927): sane near 0 and 1 and for few trials."""
     if not 0 <= kept <= tried or tried == 0:
-        raise ValueError(f"{kept} of {tried} is no share")
+        raise ValueError(f"{kept} of {tried} is not a share")
     share, weight = kept / tried, z * z / tried
     centre = (share + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(share * (1 - share) / tried + weight / (4 * tried))

@@ -41,7 +41,8 @@ class PromptRow:
 @dataclass(frozen=True)
 class Comparison:
     """Arm `second` against arm `first`, by index. The verdict is on end-to-end time: a win in
-    decoding that prefill eats is no win. Rows are of every prompt, ratios of the headline ones."""
+    decoding that prefill eats is not a win. Rows are of every prompt, ratios are of those of the
+    headline."""
 
     first: int
     second: int

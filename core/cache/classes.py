@@ -81,7 +81,7 @@ class CacheClass:
 
     def put(self, layer: Any, held: Held) -> None:
         """Make `held` what a recurrent layer's cache holds."""
-        raise UnsupportedCache(f"a {type(layer).__name__} is no recurrent layer's cache")
+        raise UnsupportedCache(f"a {type(layer).__name__} is not a recurrent layer's cache")
 
     def cut(self, layer: Any) -> Cut | None:
         """The cut that a recurrent cache holds and nobody has read; None where there is none."""

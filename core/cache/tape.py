@@ -21,7 +21,7 @@ ReplayLayers = Callable[[Sequence[Any], int], Sequence[Held | None]]
 @dataclass(frozen=True)
 class Tape:
     """One block: `rows` rows fed from absolute position `offset_init`; one entry per layer,
-    None for attention layers. The last `padding` rows are nobody's, and always rolled back."""
+    None for attention layers. The last `padding` rows are filler, and are always rolled back."""
 
     rows: int
     offset_init: int

@@ -95,7 +95,7 @@ def _indexed(directory: Path) -> set[str]:
             shards |= {str(name) for name in names}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
             raise TensorError(
-                f"{index} is no index ({type(exc).__name__}: {exc}), expected an object with "
+                f"{index} is not an index ({type(exc).__name__}: {exc}), expected an object with "
                 "'weight_map'; fetch it again, or remove it where one file holds all weights"
             ) from exc
     return shards
@@ -134,10 +134,10 @@ def parse_header(file: Path, block: bytes, size: int) -> Header:
     except ValueError as exc:
         raise TensorError(f"{file} has a header that is not JSON ({exc}); fetch it again") from exc
     if not isinstance(entries, dict):
-        raise TensorError(f"{file} has a header that is no JSON object; fetch it again")
+        raise TensorError(f"{file} has a header that is not a JSON object; fetch it again")
     metadata = entries.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict):
-        raise TensorError(f"{file} has a __metadata__ that is no JSON object; fetch it again")
+        raise TensorError(f"{file} has a __metadata__ that is not a JSON object; fetch it again")
     data_start = len(block)
     tensors = {
         name: _tensor(file, name, entry, size - data_start) for name, entry in entries.items()

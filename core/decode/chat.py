@@ -120,7 +120,7 @@ def template_variables(tokenizer: Any) -> frozenset[str]:
 
 
 def parse_template(template: str) -> Any:
-    """The syntax tree of a chat template; PromptError where it is no jinja template."""
+    """The syntax tree of a chat template; PromptError where it is not a jinja template."""
     from jinja2 import Environment, TemplateSyntaxError
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
@@ -128,6 +128,6 @@ def parse_template(template: str) -> Any:
         return environment.parse(GENERATION_TAG.sub("", template))
     except TemplateSyntaxError as exc:
         raise PromptError(
-            f"the tokenizer's chat template is no jinja template: {exc}; fetch it again, or use "
+            f"the tokenizer's chat template is not a jinja template: {exc}; fetch it again, or use "
             "--raw"
         ) from exc

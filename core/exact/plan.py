@@ -28,7 +28,7 @@ PADDED_WIDTHS = (DEFAULT_WIDTH, MAX_WIDTH, 4)
 """Tried in this order, after the width asked for."""
 CHECK_TOKENS = 16
 GPU_CHECK_TOKENS = 48
-"""More where they cost little: a product in another order of addition rounds alike most times."""
+"""More where they cost little: two orders of addition usually round to the same value."""
 CPU_CONTEXTS = (16, 250)
 GPU_CONTEXTS = (56, 1016, 2040, 8184)
 """Tokens before the checked ones, so that these cross the numbers of keys at which kernels and

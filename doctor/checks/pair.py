@@ -42,7 +42,7 @@ def taps(say: Words, pair: PairSubject) -> CheckResult:
 
 @check(
     "pair.mask",
-    "a mask id that is no ordinary token of the target and ends nothing",
+    "a mask id that is not an ordinary token of the target and ends nothing",
     "take the mask_token_id of the drafter's own release",
 )
 def mask(say: Words, pair: PairSubject) -> CheckResult:

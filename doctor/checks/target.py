@@ -194,7 +194,7 @@ def eos(say: Words, target: TargetSubject) -> CheckResult:
     "fetch chat_template.jinja or tokenizer_config.json again, or use --raw",
 )
 def template(say: Words, target: TargetSubject) -> CheckResult:
-    """Which settings the template reads; a marker that is no token never ends a turn."""
+    """Which settings the template reads; a marker that is not a token never ends a turn."""
     reach(target.kind)
     files_of = target.tokenizer
     if files_of.template is None:
@@ -204,7 +204,7 @@ def template(say: Words, target: TargetSubject) -> CheckResult:
     except PromptError as exc:  # raw text still runs
         return say.warned(str(exc))
     if files_of.added and (unknown := files_of.unknown_markers()):
-        return say.warned(f"the template writes {listing(unknown, 3)}, which is no token")
+        return say.warned(f"the template writes {listing(unknown, 3)}, which is not a token")
     names = files_of.template_variables()
     return say.passed(f"there; reads {', '.join(names) or 'no reasoning setting'}")
 

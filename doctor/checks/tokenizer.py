@@ -120,7 +120,7 @@ class TokenizerFiles:
         return [name for name in TEMPLATE_VARIABLES if name in words]
 
     def unknown_markers(self) -> list[str]:
-        """`<|...|>` texts of the template that are no added token: typos that never stop."""
+        """`<|...|>` texts of the template that are not added tokens: typos that never stop."""
         found = sorted(set(MARKER.findall(self.template or "")))
         return [text for text in found if text not in self.added.values()]
 

@@ -72,11 +72,11 @@ def parse_arm(text: str) -> ArmSpec:
         field = key.strip().replace("-", "_")
         if not equals or field not in PARSERS:
             known = ", ".join(f"{name.replace('_', '-')}=..." for name in PARSERS)
-            raise OptionError(f"arm '{text}': '{option}' is no option; there are {known}")
+            raise OptionError(f"arm '{text}': '{option}' is not an option; there are {known}")
         try:
             parsed = PARSERS[field](value.strip())
         except ValueError as exc:
-            raise OptionError(f"arm '{text}': {key}={value} is no {exc}") from exc
+            raise OptionError(f"arm '{text}': {key}={value} is not {exc}") from exc
         spec = replace(spec, **{field: parsed})
     return spec
 
@@ -113,7 +113,7 @@ def _numbers(text: str, values: str) -> list[int]:
 
 def _whole(value: str) -> int:
     if not value.isdecimal():
-        raise ValueError("whole number")
+        raise ValueError("a whole number")
     return int(value)
 
 
@@ -129,7 +129,7 @@ def _on_off(value: str) -> bool:
 
 def _text(value: str) -> str:
     if not value:
-        raise ValueError("directory or hub id")
+        raise ValueError("a directory or hub id")
     return value
 
 

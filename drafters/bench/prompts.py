@@ -110,11 +110,11 @@ def _parse(line: str, where: str, name: str) -> dict[str, Any]:
         raise PromptError(f"{where}: expected an object with one of {', '.join(CONTENTS)}")
     for key, kind in (("text", str), ("prompt", str), ("user", str), ("name", str), ("kind", str)):
         if not isinstance(record.get(key, ""), kind):
-            raise PromptError(f"{where}: '{key}' is no text")
+            raise PromptError(f"{where}: '{key}' is not a text")
     if not _are_messages(record.get("messages", [])):
-        raise PromptError(f"{where}: 'messages' is no list of {{role, content}} texts")
+        raise PromptError(f"{where}: 'messages' is not a list of {{role, content}} texts")
     if not are_whole(record.get("prompt_ids", [])):
-        raise PromptError(f"{where}: 'prompt_ids' is no list of whole numbers")
+        raise PromptError(f"{where}: 'prompt_ids' is not a list of whole numbers")
     return {"name": name, "kind": "file", **record}
 
 

@@ -247,7 +247,7 @@ def check_heads(config: DrafterConfig) -> None:
     """Query heads share key-value heads evenly, and rope turns pairs."""
     if config.num_attention_heads % config.num_key_value_heads:
         raise ConfigError(
-            f"{config.file}: {config.num_attention_heads} attention heads are no multiple of "
+            f"{config.file}: {config.num_attention_heads} attention heads are not a multiple of "
             f"{config.num_key_value_heads} key-value heads"
         )
     if config.head_dim % 2:
@@ -278,7 +278,7 @@ def check_selector(config: DrafterConfig) -> None:
     selector = config.selector
     if selector is not None and config.hidden_size % selector.conv_group_size:
         raise ConfigError(
-            f"{config.file}: hidden_size {config.hidden_size} is no multiple of conv_group_size "
+            f"{config.file}: hidden_size {config.hidden_size} is not a multiple of conv_group_size "
             f"{selector.conv_group_size}"
         )
     if selector is not None and selector.selector_top_k > config.vocab_size:

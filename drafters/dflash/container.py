@@ -66,7 +66,7 @@ def classify(raw: Mapping[str, Any], file: Path) -> DrafterKind:
     )
     if not is_v2 and not any(name.startswith("DFlash") for name in architectures) and not nested:
         raise UnsupportedModel(
-            f"{file} is no DFlash drafter: architectures {architectures or 'missing'} and no "
+            f"{file} is not a DFlash drafter: architectures {architectures or 'missing'} and no "
             "'dflash_config'. Give the drafter's directory to --drafter and the target's to --model"
         )
     refuse_other_maths(raw, nested, file)
@@ -86,7 +86,7 @@ def refuse_containers(
         advice = f"{Z_LAB}, or convert it: target_layer_ids = aux_hidden_state_layer_ids - 1"
     elif model_type == "muse_glimmer_assistant":
         found = "a Muse assistant container, which keeps fc and hidden_norm under 'encoder.'"
-        advice = f"{Z_LAB}; Muse is no supported target either"
+        advice = f"{Z_LAB}; Muse is not a supported target either"
     elif "laguna" in model_type or "laguna" in names:
         found = "a Laguna drafter, with gated heads and a norm for each tap"
     elif "mimo" in model_type or "mimo" in names:
@@ -98,7 +98,7 @@ def refuse_containers(
     elif projector != "dflash":
         found = f"a drafter with projector_type '{projector}'"
     elif model_type in MTP_TYPES:
-        found = "a multi-token-prediction head and no DFlash drafter"
+        found = "a multi-token-prediction head and not a DFlash drafter"
         advice = "use --speculation mtp with its target"
     elif "eagle" in names or "eagle_aux_hidden_state_layer_ids" in {*raw, *nested}:
         found = "an EAGLE-style container, whose layer ids count from 1"

@@ -218,7 +218,7 @@ class MtpDrafter:
         """Drop the rows fed since."""
         if not isinstance(mark, HeadMark) or mark.rows > self._cache.rows:
             raise CacheError(
-                f"{self.name} cannot go back to a {type(mark).__name__}: it is no mark of this "
+                f"{self.name} cannot go back to a {type(mark).__name__}: it is not a mark of this "
                 f"context, which holds {self._cache.rows} rows"
             )
         self._cache.trim(self._cache.rows - mark.rows)

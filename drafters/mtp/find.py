@@ -99,7 +99,7 @@ def open_folder(directory: Path, target: TargetConfig) -> MtpSource:
 def is_head_folder(directory: Path) -> bool:
     """Does this checkpoint directory hold an MTP head and nothing else?
 
-    Told by the names of its tensors; a target with an embedded head is none.
+    Told by the names of its tensors; a target with an embedded head is not one.
     """
     try:
         headers = [read_header(path).tensors for path in weight_files(directory)]

@@ -36,7 +36,7 @@ def prepare_export(directory: Path, plan: Plan, *, force: bool = False) -> Path:
     if others or (path.exists() and not _is_marked(path)):
         name = min(others) if others else WEIGHTS
         raise OutputExists(
-            f"{directory / name} is there and no slab; give another directory to --out"
+            f"{directory / name} is there and is not a slab; give another directory to --out"
         )
     config = directory / CONFIG
     if config.exists() and config.read_text(encoding="utf-8") != exported_config(plan):

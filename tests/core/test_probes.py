@@ -146,11 +146,11 @@ def test_bytes_and_directories_in_its_place(tmp_path: Path) -> None:
     file.unlink()
     file.mkdir()
     found, notes = looked_up(key)
-    assert found is None and "it is no file" in notes[0]
+    assert found is None and "it is not a file" in notes[0]
     file.rmdir()
     os.mkfifo(file)  # reading it would wait for ever
     found, notes = looked_up(key)
-    assert found is None and "it is no file" in notes[0]
+    assert found is None and "it is not a file" in notes[0]
 
 
 def test_a_failed_write_leaves_the_older_probe(

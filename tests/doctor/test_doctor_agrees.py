@@ -140,7 +140,7 @@ def test_wrong_tensors_of_every_kind_of_family(
 
 
 CONFIG_EDITS: dict[str, tuple[str, Edit]] = {
-    "heads that are no multiple": ("qwen3", lambda raw: raw.update(num_key_value_heads=3)),
+    "heads that are not a multiple": ("qwen3", lambda raw: raw.update(num_key_value_heads=3)),
     "no layers stated": ("qwen3", lambda raw: raw.pop("num_hidden_layers")),
     "a layer too many": ("qwen3", lambda raw: raw.update(num_hidden_layers=5)),
     "a layer too few": ("qwen3", lambda raw: raw.update(num_hidden_layers=3)),

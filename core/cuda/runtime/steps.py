@@ -112,8 +112,8 @@ class _Call:
         self._scratch_units = 0
 
     def add(self, step: Step, wanted: Collection[str]) -> None:
-        """One more step; the text has its number for its name, so that other names are no other
-        kernel."""
+        """One more step; the text has its number for its name, so that the same steps under other
+        names are the same kernel."""
         place = f"s{len(self._steps)}"
         arguments, given = [("int", "blocks")], [f"{place}_blocks"]
         self._scalars[given[0]] = step.blocks

@@ -299,7 +299,7 @@ def test_a_shard_of_the_index_that_is_missing_is_named(tmp_path: Path) -> None:
     message = refused(tmp_path, TensorError)
     assert "14 weight files" in message and "and 4 more" in message and names[9] in message
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 3}')
-    assert "is no index" in refused(tmp_path, TensorError)
+    assert "is not an index" in refused(tmp_path, TensorError)
 
 
 def test_weights_under_a_name_that_mlx_lm_does_not_open(tmp_path: Path) -> None:

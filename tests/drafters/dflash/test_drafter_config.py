@@ -272,7 +272,7 @@ def test_taps_are_strictly_increasing(tmp_path: Path, taps: list[int]) -> None:
 
 def test_contradictions_of_sizes_are_named(tmp_path: Path) -> None:
     heads = config_error(tmp_path, raw_drafter(num_key_value_heads=3))
-    assert "4 attention heads are no multiple of 3" in heads
+    assert "4 attention heads are not a multiple of 3" in heads
     assert "conv_group_size 24" in config_error(tmp_path, raw_drafter(conv_group_size=24))
     assert "selector_top_k 513" in config_error(tmp_path, raw_drafter(selector_top_k=513))
     assert read(tmp_path, raw_drafter(selector_top_k=512)).selector is not None
@@ -293,7 +293,7 @@ def test_the_kind_comes_from_architectures_and_keys_never_from_model_type(tmp_pa
 
 def test_a_config_of_another_model_is_refused(tmp_path: Path) -> None:
     raw = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64}
-    with pytest.raises(UnsupportedModel, match=r"config\.json is no DFlash drafter"):
+    with pytest.raises(UnsupportedModel, match=r"config\.json is not a DFlash drafter"):
         read(tmp_path, raw)
 
 

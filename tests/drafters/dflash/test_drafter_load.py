@@ -245,7 +245,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "entry is a list": (lambda file: join(file, {"norm.weight": []}, b""), "norm.weight"),
     "no shape": (lambda file: with_entry(file, shape=None), "norm.weight"),
     "negative shape": (lambda file: with_entry(file, shape=[-64]), "norm.weight"),
-    "shape is no list": (lambda file: with_entry(file, shape="64"), "norm.weight"),
+    "shape is not a list": (lambda file: with_entry(file, shape="64"), "norm.weight"),
     "half a row": (lambda file: with_entry(file, shape=[64.5]), "norm.weight"),
     "unknown dtype": (lambda file: with_entry(file, dtype="F12"), "unknown dtype F12"),
     "dtype is a list": (lambda file: with_entry(file, dtype=["F32"]), "norm.weight"),

@@ -136,7 +136,7 @@ def test_out_never_overwrites_what_is_not_its_own(tmp_path: Path) -> None:
     checkpoint = save_half(tmp_path / "d")
     before = (checkpoint / "model.safetensors").read_bytes()
     for force in (False, True):
-        with pytest.raises(OutputExists, match=r"model\.safetensors is there and no slab"):
+        with pytest.raises(OutputExists, match=r"model\.safetensors is there and is not a slab"):
             export(checkpoint, checkpoint, force=force)
     assert (checkpoint / "model.safetensors").read_bytes() == before
     folder = tmp_path / "folder"
