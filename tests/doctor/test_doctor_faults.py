@@ -204,7 +204,7 @@ FAULTS = [
     Fault("drafter.mask", "fail", "mask_token_id 512 is outside", drafter_says(mask_token_id=512)),
     Fault("drafter.taps", "fail", "[2, 0] must be strictly increasing",
           drafter_says(target_layer_ids=[2, 0])),
-    Fault("drafter.selector", "fail", "no multiple of conv_group_size 48",
+    Fault("drafter.selector", "fail", "not a multiple of conv_group_size 48",
           drafter_says(conv_group_size=48)),
     Fault("drafter.rope", "fail", "no rope can be built",
           drafter_says(rope_parameters={"rope_theta": 1e4, "rope_type": "spiral"})),
