@@ -263,3 +263,21 @@ def test_nothing_refers_to_what_is_not_in_the_repository() -> None:
             assert found is None, f"{file}: {found[0] if found else ''}"
             checked += 1
     assert checked > 250
+
+
+MOST_PARAMETERS = 6
+
+
+def test_nothing_below_the_commands_takes_more_than_six_parameters() -> None:
+    """A command's function has a parameter for each option; everything else takes dataclasses."""
+    checked = 0
+    for module, source in read_sources()[0].items():
+        if module[:2] == ("cli", "commands"):
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = sum(one.arg not in ("self", "cls") for one in given)
+                assert count <= MOST_PARAMETERS, f"{'.'.join(module)}.{node.name} takes {count}"
+                checked += 1
+    assert checked > 1000
