@@ -39,7 +39,9 @@ def test_rows_merge_by_id_and_keep_the_others(bench: Any, tmp_path: Path) -> Non
     results.merge(file, [results.summarize("b-x", [3.0, 1.0, 2.0], 1.02)])
     document = json.loads(file.read_text())
     assert [row["id"] for row in document["rows"]] == ["a-x", "b-x"]
-    assert document["rows"][1] == {"id": "b-x", "value": 2.0, "low": 1.0, "high": 3.0, "goal": 1.02}
+    assert document["rows"][1] == {
+        "id": "b-x", "value": 2.0, "low": 1.0, "high": 3.0, "goal": 1.02, "better": "lower",
+    }  # fmt: skip
     assert results.known_ids(file) == {"a-x", "b-x"}
     assert {"device", "versions", "commit", "measured_at"} <= set(document)
     assert list(tmp_path.iterdir()) == [file]
@@ -59,21 +61,22 @@ def test_a_row_keeps_the_commit_that_measured_it(
 
 
 @pytest.mark.parametrize(
-    ("id", "value", "goal", "expected"),
+    ("better", "value", "goal", "expected"),
     [
-        ("a-8-x", 1.3, 1.35, "yes"),
-        ("a-8-x", 1.4, 1.35, "no"),
-        ("e-x", 2.8, 2.7, "yes"),
-        ("e-x", 2.6, 2.7, "no"),
-        ("d-x", 0.3, 0.3, "yes"),
-        ("x-y", 9.0, None, ""),
+        ("lower", 1.3, 1.35, "yes"),
+        ("lower", 1.4, 1.35, "no"),
+        ("higher", 2.8, 2.7, "yes"),
+        ("higher", 2.6, 2.7, "no"),
+        ("lower", 0.3, 0.3, "yes"),
+        ("higher", 0.3, 0.3, "yes"),
+        ("lower", 9.0, None, ""),
     ],
 )
 def test_a_goal_is_a_ceiling_or_a_floor(
-    bench: Any, id: str, value: float, goal: float | None, expected: str
+    bench: Any, better: str, value: float, goal: float | None, expected: str
 ) -> None:
     bench("results")
-    assert bench("table").met({"id": id, "value": value, "goal": goal}) == expected
+    assert bench("table").met({"better": better, "value": value, "goal": goal}) == expected
 
 
 def test_the_published_file_is_whole(bench: Any) -> None:
@@ -81,7 +84,8 @@ def test_the_published_file_is_whole(bench: Any) -> None:
     document = json.loads((FOLDER / "results.json").read_text())
     assert document["device"] and document["commit"]
     for row in document["rows"]:
-        assert set(row) == {"id", "value", "low", "high", "goal"}
+        assert set(row) == {"id", "value", "low", "high", "goal", "better"}
+        assert row["better"] in ("lower", "higher")
         assert row["low"] <= row["value"] <= row["high"]
         assert (row["goal"] is None) == row["id"].startswith("x-")
     assert len(bench("table").table().splitlines()) == len(document["rows"]) + 2

@@ -53,15 +53,15 @@ def main() -> None:
     suffix = "" if given.dtype == "bfloat16" else "-f32"
     goal = 2.0 if given.dtype == "bfloat16" else None
     rows = [
-        summarize(f"{'f' if goal else 'x-f'}-plain{suffix}", ratios, goal),
-        summarize(f"x-bundled-accept-length{suffix}", lengths),
+        summarize(f"{'f' if goal else 'x-f'}-plain{suffix}", ratios, goal, "higher"),
+        summarize(f"x-bundled-accept-length{suffix}", lengths, better="higher"),
         summarize(f"x-bundled-prompts-differing-of-{PROMPTS}{suffix}", [differing]),
         summarize(f"x-bundled-tokens-compared{suffix}", [tokens]),
     ]
     if not over_upstream:
         print("f-upstream is left out: `dflash` is not importable, or not in this precision")
     else:
-        rows.append(summarize("f-upstream", over_upstream, 1.8))
+        rows.append(summarize("f-upstream", over_upstream, 1.8, "higher"))
     merge(given.results, rows)
 
 

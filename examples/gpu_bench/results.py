@@ -9,26 +9,33 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
 FILE = Path(__file__).resolve().parent / "results.json"
+Better = Literal["lower", "higher"]
 PACKAGES = ("mlx", "mlx-cuda-13", "mlx-lm")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: `value` as its target states it, 10th and 90th percentile, the target or None."""
+    """One figure: `value` as its goal states it, 10th and 90th percentile, the goal or None.
+
+    better: whether `lower` or `higher` values are.
+    """
 
     id: str
     value: float
     low: float
     high: float
     goal: float | None = None
+    better: Better = "lower"
 
 
-def summarize(id: str, samples: Sequence[float], goal: float | None = None) -> Row:
+def summarize(
+    id: str, samples: Sequence[float], goal: float | None = None, better: Better = "lower"
+) -> Row:
     """The median of the samples with its 10th and 90th percentile."""
     ordered = sorted(samples)
     last = len(ordered) - 1
@@ -38,6 +45,7 @@ def summarize(id: str, samples: Sequence[float], goal: float | None = None) -> R
         round(ordered[round(0.1 * last)], 4),
         round(ordered[round(0.9 * last)], 4),
         goal,
+        better,
     )
 
 

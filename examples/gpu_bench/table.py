@@ -8,18 +8,13 @@ from typing import Any
 
 from results import FILE
 
-AT_LEAST = ("e-", "f-", "g-")
-"""Figures whose goal is a floor; the others' is a ceiling."""
-
 
 def met(row: dict[str, Any]) -> str:
     """yes, no, or nothing where there is no goal."""
     if row["goal"] is None:
         return ""
-    is_floor = row["id"].startswith(AT_LEAST)
-    return (
-        "yes" if (row["value"] >= row["goal"]) == is_floor or row["value"] == row["goal"] else "no"
-    )
+    value, goal = row["value"], row["goal"]
+    return "yes" if (value >= goal if row["better"] == "higher" else value <= goal) else "no"
 
 
 def table(file: Path = FILE) -> str:
