@@ -14,6 +14,8 @@ import pytest
 
 from tests.kit.places import ROOT
 
+pytestmark = pytest.mark.quick
+
 LAYERS = ("core", "drafters", "doctor", "cli")
 """From the lowest to the highest: a layer imports from itself and from those before it."""
 FILES = [file for layer in LAYERS for file in sorted((ROOT / layer).rglob("*.py"))]

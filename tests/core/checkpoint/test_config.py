@@ -16,6 +16,8 @@ from dflash_suite.core.checkpoint.target_config import (
 )
 from dflash_suite.core.errors import ConfigError, ModelNotFound
 
+pytestmark = pytest.mark.quick
+
 FILE = Path("some") / "config.json"
 
 
