@@ -13,8 +13,6 @@ from dflash_suite.cli.app import app
 from dflash_suite.core.errors import ConfigError
 from dflash_suite.core.settings import FILE_NAME, KINDS, config_directory, read_settings
 
-pytestmark = pytest.mark.quick
-
 Place = Callable[[str], None]
 CODE = "def f(x):\n"
 

@@ -15,8 +15,6 @@ from dflash_suite.core.bench.plan import arm_order, make_plan, plan_measures
 from dflash_suite.core.bench.speed import BreakEven, Spread, compare_pairs, spread_of
 from dflash_suite.core.stats import GenerationStats
 
-pytestmark = pytest.mark.quick
-
 SPECIFIED = {
     # (rounds, kept by position): what the specification quotes, reconstructed to whole rounds
     "chat dflash2": (36, [27, 19, 15, 12, 9, 9], 127, "75 53 42 33 25 25", 3.53),

@@ -21,8 +21,6 @@ from tests.kit.snapshots import bits, whole
 from tests.kit.tiny import make_target, prompt
 from tests.kit.tiny_drafter import largest
 
-pytestmark = pytest.mark.quick
-
 
 def rows(count: int, seed: int = 0) -> mx.array:
     return mx.random.normal((1, 2, count, 4), key=mx.random.key(seed))

@@ -15,8 +15,6 @@ from dflash_suite.core.cache.recurrent import GdnCache
 from dflash_suite.core.cache.sliding import SlidingCache
 from tests.kit.snapshots import whole
 
-pytestmark = pytest.mark.quick
-
 WINDOW = 5
 
 

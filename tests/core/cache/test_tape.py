@@ -22,8 +22,6 @@ from dflash_suite.core.target.target import Target
 from tests.kit.snapshots import assert_as_fed_alone, fed_alone, meaning, recurrent_layers, whole
 from tests.kit.tiny import CountingBackbone, Kind, Precision, make_target, prompt
 
-pytestmark = pytest.mark.quick
-
 KVCache: Any = stock_caches.KVCache
 PROMPT_TOKENS = 9
 ROWS = 4

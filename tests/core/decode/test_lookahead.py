@@ -13,8 +13,6 @@ from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.target import Target
 from tests.kit.tiny import PieceDetokenizer, assert_varied, make_target, prompt, with_eos
 
-pytestmark = pytest.mark.quick
-
 PROMPT = prompt(9)
 
 
