@@ -31,11 +31,13 @@ identity: install
 long: install
 	$(BIN)/python -m tests.long
 
-install: $(VENV)/.installed
+# Another EXTRAS or PYTHON is another environment: the stamp is named after both.
+STAMP := $(VENV)/.installed-$(EXTRAS)-$(notdir $(PYTHON))
+install: $(STAMP)
 
-$(VENV)/.installed: pyproject.toml
+$(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("dflash needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; run make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e '.[$(EXTRAS),dev]'
 	touch $@
 

@@ -23,6 +23,7 @@ from .commands.generate import generate
 from .commands.quantize import QuantizeCommand, quantize
 from .interrupt import is_interrupt
 from .options.foreign import ForeignAwareCommand
+from .options.names import with_option_name
 from .options.settings import option_defaults
 from .text.footer import print_error, print_note
 
@@ -42,8 +43,9 @@ class Group(TyperGroup):
             print_note("interrupted")
             raise typer.Exit(CANCELLED_EXIT_CODE) from exc
         except DflashError as exc:
-            print_error(str(exc))
-            raise typer.Exit(2 if isinstance(exc, OptionError) else 1) from exc
+            is_usage = isinstance(exc, OptionError)
+            print_error(with_option_name(str(exc)) if is_usage else str(exc))
+            raise typer.Exit(2 if is_usage else 1) from exc
         except BrokenPipeError as exc:  # the reader went away (`dflash generate | head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from exc
@@ -96,7 +98,6 @@ app = typer.Typer(
     name="dflash",
     no_args_is_help=True,
     epilog=EXAMPLES,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

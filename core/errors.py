@@ -14,6 +14,7 @@ DflashError                 caught once, by the command: message on stderr, exit
 ├── OutputExists            a file of someone else's stands where one would be written
 ├── PromptError             nothing to decode, or a text that cannot be encoded
 ├── ForwardMismatch         the suite's forward differs from mlx-lm's own
+├── DeviceError             the GPU, its driver or its compiler failed, or lacks what a kernel needs
 ├── ExactUnavailable        no way was found here to make a row independent of the others
 └── CacheError              a cache that cannot do what was asked
     ├── UnsupportedCache    Hybrid expected and KV found, or the reverse
@@ -78,6 +79,10 @@ class PromptError(DflashError):
 
 class ForwardMismatch(DflashError):
     """The suite's forward differs from mlx-lm's own."""
+
+
+class DeviceError(DflashError):
+    """The GPU, its driver or its compiler failed, or lacks what one of our kernels needs."""
 
 
 class ExactUnavailable(DflashError):

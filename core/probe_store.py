@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from .json_values import are_texts, bounded, checked, parse_json
 from .settings import cache_directory
 
 if TYPE_CHECKING:
@@ -162,9 +163,8 @@ def load_probe(key: ProbeKey, note: Note = lambda message: None) -> StoredProbe 
         note(f"stored probe {key.file} ignored: it cannot be read ({exc})")
         return None
     try:
-        document = json.loads(text)
-        stated, probe = _parse(document)
-    except (ValueError, RecursionError) as exc:
+        stated, probe = _parse(parse_json(text))
+    except ValueError as exc:
         note(f"stored probe {key.file} ignored: {exc}; dflash doctor --probe makes it again")
         return None
     changed = [name for name, value in asdict(key).items() if stated[name] != value]
@@ -200,35 +200,25 @@ def _parse(document: Any) -> tuple[dict[str, str], StoredProbe]:
         raise ValueError(f"it is no {SCHEMA} document")
     key = document.get("key")
     names = {one.name for one in fields(ProbeKey)}
-    if not isinstance(key, dict) or set(key) != names or not _are_texts(key.values()):
+    if not isinstance(key, dict) or set(key) != names or not are_texts([*key.values()]):
         raise ValueError("its 'key' is not one")
     given, details = document.get("date"), document.get("details")
     if not isinstance(given, str) or not isinstance(details, dict):
         raise ValueError("'date' or 'details' is missing or of the wrong type")
     date.fromisoformat(given)
-    width, block = _rows(document, "exact_width", 2), _rows(document, "block", 2)
+    width, block = _rows(document, "exact_width"), _rows(document, "block")
     pads, fixes_keys = (_switch(document, f"exact_{name}") for name in ("pads", "fixes_keys"))
     return key, StoredProbe(given, width, pads, fixes_keys, block, details)
 
 
-def _rows(document: dict[str, Any], name: str, least: int) -> int | None:
+def _rows(document: dict[str, Any], name: str) -> int | None:
     value = document.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_ROWS:
-        raise ValueError(f"'{name}' is {value!r}, expected {least}..{MOST_ROWS}")
-    return value
+    return None if value is None else bounded(f"'{name}'", value, 2, MOST_ROWS, ValueError)
 
 
 def _switch(document: dict[str, Any], name: str) -> bool:
-    value = document.get(name)
-    if not isinstance(value, bool):
-        raise ValueError(f"'{name}' is neither true nor false")
+    value: bool = checked("switch", f"'{name}'", document.get(name), ValueError)
     return value
-
-
-def _are_texts(values: Any) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _changed(name: str, stated: str, found: str) -> str:

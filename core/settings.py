@@ -13,15 +13,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .errors import ConfigError
+from .json_values import EXPECTED, Kind, checked, wrong_value
 
 APPLICATION = "dflash"
 FILE_NAME = "dflash.toml"
 PREFIX = "DFLASH_"
 
-Kind = Literal["text", "whole", "number", "switch", "texts"]
 KINDS: dict[str, Kind] = {
     "model": "text",
     "drafter": "text",
@@ -53,13 +53,6 @@ KINDS: dict[str, Kind] = {
 }
 SWITCHES = {"1": True, "true": True, "on": True, "yes": True}
 SWITCHES |= {"0": False, "false": False, "off": False, "no": False}
-EXPECTED = {
-    "text": "a text",
-    "whole": "a whole number",
-    "number": "a number",
-    "switch": "true or false",
-    "texts": "a list of texts",
-}
 
 
 @dataclass(frozen=True)
@@ -105,12 +98,12 @@ def _from_file(file: Path) -> dict[str, Setting]:
 
     try:
         values = tomli.loads(text)
-    except tomli.TOMLDecodeError as exc:
+    except (ValueError, RecursionError) as exc:  # not TOML, nested too deep, thousands of digits
         raise ConfigError(f"{file} is not TOML: {exc}") from exc
     for key in values:
         _require_known(key, key, KINDS, str(file))
     return {
-        key: Setting(_checked(key, value, f"{file}: '{key}'"), str(file))
+        key: Setting(checked(KINDS[key], f"{file}: '{key}'", value), str(file))
         for key, value in values.items()
     }
 
@@ -133,22 +126,6 @@ def _require_known(key: str, shown: str, known: Mapping[str, Any], place: str) -
     raise ConfigError(f"{place} sets {shown}, which no command knows; {hint}")
 
 
-def _checked(key: str, value: Any, where: str) -> Any:
-    """A value of a file, whose type must be the key's."""
-    kind = KINDS[key]
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    good = {
-        "text": isinstance(value, str),
-        "whole": numeric and isinstance(value, int),
-        "number": numeric,
-        "switch": isinstance(value, bool),
-        "texts": isinstance(value, list) and all(isinstance(text, str) for text in value),
-    }[kind]
-    if not good:
-        raise ConfigError(f"{where} is {value!r}, expected {EXPECTED[kind]}")
-    return value
-
-
 def _parsed(key: str, text: str, name: str) -> Any:
     """A variable's text as the key's type; a variable holds one stop text."""
     kind = KINDS[key]
@@ -156,11 +133,11 @@ def _parsed(key: str, text: str, name: str) -> Any:
         if kind == "whole":
             return int(text)
         if kind == "number":
-            return float(text)
+            return checked(kind, name, float(text))
         if kind == "switch":
             return SWITCHES[text.strip().lower()]
     except (KeyError, ValueError):
-        raise ConfigError(f"{name} is {text!r}, expected {EXPECTED[kind]}") from None
+        raise wrong_value(name, text, EXPECTED[kind], ConfigError) from None
     return [text] if kind == "texts" else text
 
 

@@ -72,8 +72,12 @@ class Diagnosis:
         return sum(check.status == status for check in self.checks)
 
     def is_healthy(self, strict: bool = False) -> bool:
-        """No failure; with `strict` no warning either."""
-        return not self.count("fail") and not (strict and self.count("warn"))
+        """No failure; with `strict` no warning of what was given either.
+
+        A warning about the machine (its BLAS, its disk) says nothing of the target or the drafter.
+        """
+        warned = any(one.status == "warn" and one.group != "machine" for one in self.checks)
+        return not self.count("fail") and not (strict and warned)
 
     def to_dict(self, probe: ProbeReport | None = None) -> dict[str, Any]:
         """The JSON document of the module's docstring; probe: what --probe found."""

@@ -1,5 +1,5 @@
 """What each command does, given its options as dataclasses.
 
-May import: `input`, `text`, `export`, and everything below cli.
+May import: `options`, `input`, `text`, `export`, and everything below cli.
 Used by: `commands`.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from ...doctor.probe.options import parse_contexts
 from ..text.diagnosis import print_diagnosis
 from ..text.footer import print_note
 from ..text.progress import Progress
+from ..text.terminal import print_document
 from .exit_codes import CANCELLED_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class DoctorCall:
     """One call of `dflash doctor`.
 
     loading: what is diagnosed; its precision and kernels are those of the probe. contexts: tokens
-    of context to measure at, as text.
+    of context to measure at, as text. unused: options that were given and concern --probe alone.
     """
 
     loading: LoadOptions
@@ -34,6 +34,7 @@ class DoctorCall:
     probe: bool = False
     contexts: str | None = None
     as_json: bool = False
+    unused: tuple[str, ...] = ()
 
 
 def run_doctor(call: DoctorCall) -> None:
@@ -41,6 +42,8 @@ def run_doctor(call: DoctorCall) -> None:
     if call.contexts is not None and not call.probe:
         raise OptionError("--probe-contexts is for --probe, which was not given")
     contexts = parse_contexts(call.contexts) if call.contexts is not None else None
+    for option in () if call.as_json else call.unused:
+        print_note(f"{option} is ignored: it concerns --probe, which was not given")
     progress = Progress(enabled=not call.as_json)
     loading = call.loading
     with progress:
@@ -64,7 +67,7 @@ def run_doctor(call: DoctorCall) -> None:
             print_note("interrupted before the probe was done")
             raise typer.Exit(CANCELLED_EXIT_CODE) from None
     if call.as_json:
-        print(json.dumps(diagnosis.to_dict(found), ensure_ascii=False))
+        print_document(diagnosis.to_dict(found))
     elif found is not None:
         from ..text.probe import print_probe
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +14,7 @@ from ...core.stats import Chunk, PrefillProgress
 from ..input.prompt import PromptInput, encode_prompt, read_prompt
 from ..text.footer import format_accept_profile, format_footer, format_phases, print_note
 from ..text.progress import Progress
+from ..text.terminal import AnswerWriter, print_document
 from .exit_codes import CANCELLED_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def run_generate(call: GenerateCall) -> None:
     ids = encode_prompt(engine.tokenizer, source.text, asked)
     done, cancelled = _answer(engine, ids, call, progress)
     if call.shown.as_json:
-        print(json.dumps({"schema": SCHEMA, **done.to_dict()}, ensure_ascii=False))
+        print_document({"schema": SCHEMA, **done.to_dict()})
     elif not quiet:
         _print_footer(done, call)
     if cancelled:
@@ -105,14 +104,12 @@ def _answer(
 
 def _run(answer: Answer, progress: Progress, *, echo: bool) -> bool:
     """Whether Ctrl-C ended it; the text is written as it comes where `echo`."""
+    writer = AnswerWriter() if echo else None
 
     def put(text: str) -> None:
-        if echo and text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        if writer is not None:
+            writer.write(text)
 
-    if hasattr(sys.stdout, "reconfigure"):  # never fail on a terminal that is not UTF-8
-        sys.stdout.reconfigure(errors="backslashreplace")
     cancelled = False
     try:
         with progress:
@@ -125,7 +122,9 @@ def _run(answer: Answer, progress: Progress, *, echo: bool) -> bool:
     except KeyboardInterrupt:
         cancelled = True
         put(answer.flush())
-    put("" if answer.text.endswith("\n") else "\n")
+    if writer is not None:
+        writer.finish()
+        put("" if answer.text.endswith("\n") else "\n")
     return cancelled
 
 

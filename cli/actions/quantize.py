@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,10 @@ from ...core.errors import OptionError
 from ...core.options import CheckOptions, GenerateOptions, LoadOptions, QuantizeOptions
 from ...core.report import Report
 from ..input.prompt_file import encode_prompt_line, read_prompt_lines
+from ..text.footer import print_note
 from ..text.progress import Progress
-from ..text.slab import format_check, format_quantized, format_slabs
+from ..text.slab import format_check, format_pruned, format_quantized, format_slabs
+from ..text.terminal import print_document, print_text
 
 if TYPE_CHECKING:
     from ...drafters.quantize import Quantized, SlabCheck
@@ -67,6 +68,8 @@ def run_quantize(call: QuantizeCall) -> None:
         return
     if call.asked.drafter is None:
         raise OptionError("give DRAFTER (a directory or hub id), or --list, or --prune")
+    if call.comparing.model is not None and call.comparing.prompts is None and not call.quiet:
+        print_note("--model is ignored: it is the target of --check, which was not given")
     progress = Progress(enabled=not call.quiet)
     with progress:
         from ...drafters.quantize import quantize_drafter
@@ -87,11 +90,11 @@ def run_quantize(call: QuantizeCall) -> None:
     if call.as_json:
         slab = None if made is None else made.to_dict()
         check = None if found is None else found.to_dict()
-        print(json.dumps(_document(slab=slab, check=check)))
+        print_document(_document(slab=slab, check=check))
     elif made is not None:
-        print(format_quantized(made))
+        print_text(format_quantized(made))
         if found is not None:
-            print(format_check(found))
+            print_text(format_check(found))
 
 
 def _check(made: Quantized, model: str | None, prompts: str, progress: Progress) -> SlabCheck:
@@ -134,9 +137,11 @@ def _list(call: QuantizeCall) -> None:
     removed = prune_slabs(entries) if call.asked.prune else []
     if call.as_json:
         slabs = [{**entry.to_dict(), "removed": entry in removed} for entry in entries]
-        print(json.dumps(_document(slabs=slabs)))
+        print_document(_document(slabs=slabs))
+    elif call.asked.prune:
+        print_text(format_pruned(entries, removed))
     else:
-        print(format_slabs(entries, removed))
+        print_text(format_slabs(entries))
 
 
 def _document(**parts: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
@@ -10,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import DflashError, OptionError, PromptError
+from ...core.json_values import Kind, checked, is_number, is_whole, parse_object, wrong_value
 from ...core.options import GenerateOptions, parse_speculation
 from ...core.sampling_options import SamplingOptions
+from ..text.terminal import print_document
 
 if TYPE_CHECKING:
     from ...drafters.engine import Engine
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "dflash.result/2"
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingOptions))
+WHOLE_FIELDS = ("top_k", "seed", "penalty_window")
+MOST_ID_DIGITS = 18
 REQUEST_FIELDS = (
     "id", "prompt", "messages", "max_tokens", "stop", "speculation", "block_size", "draft_tokens",
     "continue",
@@ -30,15 +33,13 @@ def serve(engine: Engine, source: str, defaults: GenerateOptions, speculation: s
 
     defaults and speculation: what a request has where its line is silent.
     """
-    if hasattr(sys.stdout, "reconfigure"):  # an id may hold what no encoding can
-        sys.stdout.reconfigure(errors="backslashreplace")
     errors = 0
     for number, line in enumerate(_lines(source), start=1):
         if not line.strip():
             continue
         result = answer(engine, number, line, defaults, speculation)
         errors += "error" in result
-        print(json.dumps(result, ensure_ascii=False), flush=True)
+        print_document(result, flush=True)
     return errors
 
 
@@ -72,12 +73,11 @@ def _lines(source: str) -> Iterator[str]:
 
 
 def _object(line: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as exc:  # also a number of thousands of digits
-        raise PromptError(f"the line is not JSON: {exc}") from exc
-    if not isinstance(value, dict):
-        raise PromptError(f"the line holds a {type(value).__name__}, expected a JSON object")
+    """The line's object. JSON has no NaN and no infinity, though Python's reader takes them."""
+    value = parse_object(line, "the line", PromptError)
+    for name, field in value.items():
+        if isinstance(field, float) and not is_number(field):
+            raise PromptError(f"the line is not JSON: '{name}' is {field}")
     return value
 
 
@@ -94,7 +94,7 @@ def _request(fields: Mapping[str, Any], defaults: GenerateOptions, speculation: 
 
     def whole(name: str, default: int | None) -> int | None:
         value = fields.get(name, default)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        if value is not None and not is_whole(value):
             raise OptionError(f"{name} is {value!r}, expected a whole number")
         return value
 
@@ -150,22 +150,20 @@ def _sampling(fields: Mapping[str, Any], defaults: SamplingOptions) -> SamplingO
         value = fields[name]
         if name == "logit_bias":
             values[name] = _bias(value)
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            raise OptionError(f"{name} is {value!r}, expected a number")
-        elif name in ("top_k", "seed", "penalty_window") and not isinstance(value, int):
-            raise OptionError(f"{name} is {value!r}, expected a whole number")
         else:
-            values[name] = value
+            kind: Kind = "whole" if name in WHOLE_FIELDS else "number"
+            values[name] = checked(kind, name, value, OptionError)
     return SamplingOptions(**values)
 
 
 def _bias(value: object) -> tuple[tuple[int, float], ...]:
     """{"token id": addend} as pairs."""
-    try:
-        if isinstance(value, dict):
-            return tuple((int(token), float(bias)) for token, bias in value.items())
-        raise TypeError
-    except (TypeError, ValueError):
-        raise OptionError(
-            f"logit_bias is {value!r}, expected an object of token ids and numbers"
-        ) from None
+    pairs = value.items() if isinstance(value, dict) else None
+    if pairs is None or not all(_is_id(token) and is_number(bias) for token, bias in pairs):
+        raise wrong_value("logit_bias", value, "an object of token ids and numbers", OptionError)
+    return tuple((int(token), float(bias)) for token, bias in pairs)
+
+
+def _is_id(text: str) -> bool:
+    """Digits of an id that any vocabulary could have."""
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_ID_DIGITS

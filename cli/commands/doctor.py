@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import typer
+
 from ...core.options import LoadOptions, parse_dtype, parse_kernels
 from ..actions.doctor import DoctorCall, run_doctor
 from ..options import doctor as own
 from ..options import model as load
+from ..options.settings import given_options
 
 
 def doctor(
+    context: typer.Context,
     model: own.DiagnosedArgument = None,
     drafter: load.DrafterOption = LoadOptions.drafter,
     strict: own.StrictOption = False,
@@ -35,4 +39,5 @@ def doctor(
         stored_probe=False,
         exact=False,
     )
-    run_doctor(DoctorCall(loading, strict, verify, probe, probe_contexts, as_json))
+    unused = () if probe else given_options(context, ("drafter_bits", "dtype", "kernels"))
+    run_doctor(DoctorCall(loading, strict, verify, probe, probe_contexts, as_json, unused))

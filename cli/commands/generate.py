@@ -14,13 +14,13 @@ from ...core.options import (
 )
 from ...core.sampling_options import SamplingOptions
 from ..actions.generate import GenerateCall, Shown, run_generate
+from ..actions.settings import show_settings_of
 from ..input.prompt import PromptInput
 from ..options import decoding as decode
 from ..options import model as load
 from ..options import output as show
 from ..options import prompt as ask
 from ..options import sampling as sample
-from ..options.settings import format_settings
 
 
 def generate(
@@ -69,7 +69,7 @@ def generate(
     The answer streams to stdout; progress and the footer go to stderr.
     """
     if show_settings:
-        print(format_settings(context))
+        show_settings_of(context, as_json=as_json)
         return
     chances = SamplingOptions(
         temperature=temperature,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from ...core.bench.report import BenchReport, sample_dict
 from ...core.bench.sweep import Best
 from ..text.bench import format_findings, format_head
 from ..text.bench_tables import Table, letter, make_tables
+from ..text.terminal import escaped, print_document, print_text
 
 SCHEMA = "dflash.bench/1"
 
@@ -24,7 +24,7 @@ def print_json(context: Mapping[str, Any], report: BenchReport, best: Best | Non
         **report.to_dict(),
         "best": best.to_dict() if best else None,
     }
-    print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    print_document(document)
 
 
 def print_csv(report: BenchReport) -> None:
@@ -46,15 +46,16 @@ def print_csv(report: BenchReport) -> None:
             if writer is None:
                 writer = csv.DictWriter(sys.stdout, list(row), lineterminator="\n")
                 writer.writeheader()
-            writer.writerow({key: _cell(value) for key, value in row.items()})
+            cells = {key: _cell(value) for key, value in row.items()}
+            writer.writerow(cells if not sys.stdout.isatty() else _shown(cells))
 
 
 def print_markdown(context: Mapping[str, Any], report: BenchReport, best: Best | None) -> None:
     """The tables of the terminal, to paste into a document."""
-    print("\n".join(f"- {line}" for line in format_head(context, report) if line))
+    print_text("\n".join(f"- {line}" for line in format_head(context, report) if line))
     for table in make_tables(report):
-        print(markdown_table(table))
-    print("\n".join(f"- {line}" for line in format_findings(report, best) if line))
+        print_text(markdown_table(table))
+    print_text("\n".join(f"- {line}" for line in format_findings(report, best) if line))
 
 
 def markdown_table(table: Table) -> str:
@@ -66,6 +67,12 @@ def markdown_table(table: Table) -> str:
     lines = [head, rule, *table.rows]
     body = "\n".join("| " + " | ".join(cell.strip() for cell in line) + " |" for line in lines)
     return f"\n**{table.title}**\n\n{body}\n" + (f"\n{table.note}\n" if table.note else "")
+
+
+def _shown(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Cells for a terminal."""
+    texts = {key: value for key, value in cells.items() if isinstance(value, str)}
+    return {**cells, **{key: escaped(text) for key, text in texts.items()}}
 
 
 def _cell(value: Any) -> Any:

@@ -72,5 +72,5 @@ def _matplotlib() -> Any:
         return importlib.import_module("matplotlib.figure")
     except ImportError as exc:
         raise DflashError(
-            f"--plot needs matplotlib ({exc}): pip install 'dflash-suite[plot]', or drop it"
+            f"--plot needs matplotlib ({exc}): pip install matplotlib, or leave --plot out"
         ) from exc

@@ -58,7 +58,8 @@ def read_prompt(argument: str | None, file: Path | None, *, patient: bool) -> Pr
     if argument == "-":
         return PromptSource(_not_empty(_decode(_read_stdin(), "stdin"), "stdin"))
     if argument is not None:
-        return PromptSource(argument)
+        ignored = "stdin is ignored: PROMPT was given" if _stdin_has_text() else None
+        return PromptSource(argument, ignored)
     if sys.stdin is None or sys.stdin.isatty() or not (patient or _stdin_speaks()):
         return PromptSource(BUILT_IN, f"no prompt given, using: {BUILT_IN}")
     text = _decode(_read_stdin(), "stdin")
@@ -131,6 +132,14 @@ def _stdin_was_given() -> bool:
     except (OSError, ValueError):
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
+
+
+def _stdin_has_text() -> bool:
+    """Whether a pipe or file at stdin holds something already; nothing is waited for or taken."""
+    if sys.stdin is None or not _stdin_was_given():
+        return False
+    ready = bool(select.select([sys.stdin.fileno()], [], [], 0)[0])
+    return ready and bool(getattr(sys.stdin.buffer, "peek", bytes)(1))
 
 
 def _stdin_speaks() -> bool:

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import PromptError
+from ...core.json_values import are_whole, parse_object
 from .prompt import CHAT_OR_RAW, RAW, encode_prompt, read_text_file
 
 KEYS = ("text", "user", "prompt_ids")
@@ -37,11 +37,8 @@ def encode_prompt_line(tokenizer: Any, prompt: dict[str, Any]) -> list[int]:
 
 
 def _parse(file: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as exc:
-        raise PromptError(f"{file}, prompt {number} is not JSON ({exc})") from exc
-    if not isinstance(value, dict) or not any(_is_usable(value, key) for key in KEYS):
+    value = parse_object(line, f"{file}, prompt {number}", PromptError, "; give one a line")
+    if not any(_is_usable(value, key) for key in KEYS):
         raise PromptError(
             f"{file}, prompt {number} has neither a 'text' nor a 'user' that is text, nor "
             "'prompt_ids' that are whole numbers"
@@ -53,4 +50,4 @@ def _is_usable(value: dict[str, Any], key: str) -> bool:
     found = value.get(key)
     if key != "prompt_ids":
         return isinstance(found, str) and found != ""
-    return isinstance(found, list) and all(type(item) is int for item in found) and bool(found)
+    return are_whole(found) and bool(found)

@@ -18,7 +18,11 @@ DiagnosedArgument = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict", help="Exit with 1 on warnings too.", rich_help_panel=panels.OUTPUT),
+    typer.Option(
+        "--strict",
+        help="Exit with 1 on warnings about the target or the drafter too.",
+        rich_help_panel=panels.OUTPUT,
+    ),
 ]
 VerifyDataOption = Annotated[
     bool,

@@ -9,6 +9,9 @@ import typer
 
 from ...core.settings import KINDS, read_settings
 
+ON_LINE = "COMMANDLINE"
+"""Click's name for an option that stands on the command line."""
+
 
 def option_defaults(settable: Mapping[str, Sequence[str] | None]) -> dict[str, Any]:
     """Defaults of each command's options: what files and variables set (core/settings.py).
@@ -22,21 +25,39 @@ def option_defaults(settable: Mapping[str, Sequence[str] | None]) -> dict[str, A
     }
 
 
-def format_settings(context: typer.Context) -> str:
-    """A line a setting: its value in this call, and where that comes from."""
-    known, lines = read_settings(), []
+def given_options(context: typer.Context, names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the options that stand on the command line, as the command names them."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    given = [name for name, source in sources.items() if getattr(source, "name", "") == ON_LINE]
+    return tuple(f"--{name.replace('_', '-')}" for name in given)
+
+
+def setting_sources(context: typer.Context) -> dict[str, tuple[Any, str]]:
+    """Each setting's value in this call, and where that comes from."""
+    known = read_settings()
+    found: dict[str, tuple[Any, str]] = {}
     for key in KINDS:
         if key not in context.params:
             continue
-        given = context.get_parameter_source(key)
-        source = getattr(given, "name", "")
-        if source == "COMMANDLINE":
-            where = "option"
-        elif source == "DEFAULT_MAP" and key in known:
+        source = getattr(context.get_parameter_source(key), "name", "")
+        where = "option" if source == ON_LINE else "default"
+        if source == "DEFAULT_MAP" and key in known:
             where = known[key].source
-        else:
-            where = "default"
-        value = context.params[key]
+        found[key] = context.params[key], where
+    return found
+
+
+def format_settings(context: typer.Context) -> str:
+    """A line a setting."""
+    lines = []
+    for key, (value, where) in setting_sources(context).items():
         shown = "-" if value is None else repr(value) if isinstance(value, str) else str(value)
         lines.append(f"{key:20} {shown:24} {where}")
     return "\n".join(lines)
+
+
+def settings_document(context: typer.Context) -> dict[str, Any]:
+    """The same as a JSON document."""
+    found = setting_sources(context)
+    settings = {key: {"value": value, "source": where} for key, (value, where) in found.items()}
+    return {"schema": "dflash.settings/1", "settings": settings}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as RichTable
 
 from ...core.bench.report import BenchReport
@@ -15,7 +15,13 @@ from ...core.bench.sweep import Best
 from ...core.exact.exact_plan import ExactPlan
 from ...drafters.bench.prompts import kinds_of
 from .bench_tables import Table, arm_labels, make_tables
+from .terminal import styled, text_console, widened
 
+WIDE = 1000
+"""Columns where there is no terminal: more than any table has."""
+GAP = 2
+"""Between two columns: a padding and the box's own."""
+LEAST_LABEL = 8
 NAMED = ("requested", "route")
 """Settings that an arm's name already tells."""
 VERDICTS = {
@@ -26,33 +32,97 @@ VERDICTS = {
 }
 
 
-def print_report(context: Mapping[str, Any], report: BenchReport, best: Best | None) -> None:
-    """Everything, for people."""
-    console = Console(highlight=False)
+def print_report(
+    context: Mapping[str, Any],
+    report: BenchReport,
+    best: Best | None,
+    console: Console | None = None,
+) -> None:
+    """Everything, for people; console: in place of stdout's."""
+    console = console or text_console()
     for line in format_head(context, report):
-        console.print(escape(line))
-    for table in make_tables(report):
-        console.print(rich_table(table))
-        console.print(f"[dim]{escape(table.note)}[/dim]\n" if table.note else "")
+        console.print(styled(console, line))
+    print_tables(console, make_tables(report))
     for line in format_findings(report, best):
-        console.print(escape(line))
+        console.print(styled(console, line))
 
 
-def rich_table(table: Table) -> RichTable:
-    """Numbers are never cut or broken: one column of words folds where the terminal is narrow."""
-    made = RichTable(
-        title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0), show_edge=False, pad_edge=False,
-    )  # fmt: skip
+def print_tables(console: Console, tables: Iterable[Table]) -> None:
+    """Each table, and its note below. On a terminal one that is too wide is continued below
+    itself; elsewhere lines are as long as they must be, since nobody knows who reads them."""
+    for table in tables:
+        console.print(styled(console, table.title, "bold"), soft_wrap=not console.is_terminal)
+        parts = fit_columns(table, console.width) if console.is_terminal else [table]
+        for part in parts:
+            width = max(console.width, table_width(part)) if console.is_terminal else WIDE
+            widened(console, width).print(rich_table(console, part))
+        console.print(styled(console, f"{table.note}\n" if table.note else "", "dim"))
+
+
+def fit_columns(table: Table, columns: int) -> list[Table]:
+    """The table in parts that fit, each with the label columns, which say what a row is of.
+
+    A number is never cut: a part has at least one column beside the labels, however narrow the
+    terminal is.
+    """
+    widths = [column_width(table, index) + GAP for index in range(len(table.columns))]
+    others = sum(widths[1 : table.labels]) + max(widths[table.labels :], default=0)
+    label = min(widths[0] - GAP, max(LEAST_LABEL, columns - others - GAP))
+    labels = label + GAP + sum(widths[1 : table.labels])
+    parts: list[list[int]] = [[]]
+    used = labels
+    for index in range(table.labels, len(widths)):
+        if parts[-1] and used + widths[index] > columns:
+            parts.append([])
+            used = labels
+        parts[-1].append(index)
+        used += widths[index]
+    folded = label if label < widths[0] - GAP else None
+    return [_part(table, chosen, folded) for chosen in parts]
+
+
+def column_width(table: Table, index: int) -> int:
+    """Columns of the terminal that a column needs."""
+    cells = [table.columns[index], *(row[index] for row in table.rows)]
+    return max(len(line) for cell in cells for line in cell.split("\n"))
+
+
+def table_width(table: Table) -> int:
+    """Columns of the terminal that a table needs."""
+    widths = [column_width(table, index) for index in range(len(table.columns))]
+    if table.label_width is not None:
+        widths[0] = table.label_width
+    return sum(widths) + GAP * len(widths)
+
+
+def _part(table: Table, chosen: Sequence[int], label: int | None) -> Table:
+    """Some columns behind the labels; label: the width that the first one is folded to."""
+    kept = [*range(table.labels), *chosen]
+    places = {old: new for new, old in enumerate(kept)}
+    return replace(
+        table,
+        columns=[table.columns[index] for index in kept],
+        rows=[[row[index] for index in kept] for row in table.rows],
+        words=[places[index] for index in table.words if index in places],
+        folding=places.get(table.folding) if table.folding is not None else None,
+        label_width=label,
+    )
+
+
+def rich_table(console: Console, table: Table) -> RichTable:
+    """Numbers are never cut or broken: columns of words fold where they must."""
+    made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for index, column in enumerate(table.columns):
+        narrow = index == 0 and table.label_width is not None
         made.add_column(
             column,
             justify="left" if index in table.words else "right",
             overflow="fold",
-            no_wrap=index != table.folding,
+            no_wrap=index != table.folding and not narrow,
+            width=table.label_width if narrow else None,
         )
     for row in table.rows:
-        made.add_row(*(escape(cell) for cell in row))
+        made.add_row(*(styled(console, cell) for cell in row))
     return made
 
 
@@ -73,8 +143,8 @@ def format_head(context: Mapping[str, Any], report: BenchReport) -> list[str]:
         *format_plan(settings.get("exact")),
         f"prompts: {len(report.prompts)} ("
         + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        + f"), at most {settings['max_tokens']} tokens, {settings['repeats']} repeats, batch 1, "
-        "warm-up discarded",
+        + f"), at most {settings['max_tokens']} tokens, {_count(settings['repeats'], 'repeat')}, "
+        "batch 1, warm-up discarded",
         *format_arms(report),
         "",
     ]
@@ -151,6 +221,10 @@ def _short(commit: str | None) -> str:
         return "unknown"
     digits, plus, changes = commit.partition("+")
     return digits[:12] + plus + changes
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _words(key: str) -> str:

@@ -22,7 +22,8 @@ class Table:
     """Rows of text under a title.
 
     words: columns that hold words and stand left, the others are numbers; folding: the one that
-    may break into lines where the terminal is narrow.
+    may break into lines where the terminal is narrow; label_width: to which the first is folded;
+    labels: so many columns in front say what a row is of.
     """
 
     title: str
@@ -31,6 +32,8 @@ class Table:
     note: str = ""
     words: Sequence[int] = (0,)
     folding: int | None = None
+    label_width: int | None = None
+    labels: int = 1
 
 
 def make_tables(report: BenchReport) -> list[Table]:
@@ -166,7 +169,7 @@ def profile_table(report: BenchReport, names: Sequence[str]) -> Table:
         "survival: rounds that kept this draft; conditional: of those that kept all before it. "
         "Each prompt counts once."
     )
-    return Table("Accept profile", columns, rows, note, (0, 7))
+    return Table("Accept profile", columns, rows, note, (0, 7), labels=2)
 
 
 def context_table(report: BenchReport, names: Sequence[str]) -> Table:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.text import Text
 
 from ...doctor.results import CheckResult, Diagnosis, RouteFinding
+from .terminal import escaped, text_console
 
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 INDENT = 5 + 13
@@ -20,8 +20,10 @@ MOST_COLUMNS = 100
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Write all findings to stdout."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = text_console(soft_wrap=True)
     for line in format_diagnosis(diagnosis, min(console.width, MOST_COLUMNS)):
+        if console.is_terminal:  # style spans go by characters: a line with controls has none
+            line = line if escaped(line.plain) == line.plain else Text(escaped(line.plain))
         console.print(line)
 
 

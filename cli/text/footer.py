@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from ...core.stats import PHASES, GenerationStats
 from ...drafters.routes import Route
+from .terminal import styled, text_console
 
 
 def stderr_console() -> Console:
     """Where progress, footers and errors go; long paths are never broken at 80 columns."""
-    return Console(stderr=True, soft_wrap=True, highlight=False)
+    return text_console(stderr=True, soft_wrap=True)
 
 
 def print_error(message: str) -> None:
     """One error line on stderr."""
-    stderr_console().print(f"[red]error:[/red] {escape(message)}")
+    console = stderr_console()
+    console.print(Text.assemble(("error:", "red"), " ", styled(console, message)))
 
 
 def print_note(message: str) -> None:
-    """One dim line on stderr."""
-    stderr_console().print(f"[dim]{escape(message)}[/dim]")
+    """One dim line on stderr, or several; on a terminal they break between words."""
+    console = stderr_console()
+    if console.is_terminal:
+        message = "\n".join(wrapped(line, console.width) for line in message.splitlines())
+    console.print(styled(console, message, "dim"))
+
+
+def wrapped(line: str, columns: int) -> str:
+    """A line broken between words; a path is never broken."""
+    return textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
 
 
 def format_footer(route: Route, stats: GenerationStats, block: str, device_note: str) -> str:
@@ -33,7 +45,7 @@ def format_footer(route: Route, stats: GenerationStats, block: str, device_note:
     if stats.accept_rate is not None:
         parts.append(f"{stats.accept_rate:.0%} of drafts accepted")
     if stats.plain_steps:
-        parts.append(f"{stats.plain_steps} plain steps")
+        parts.append(f"{stats.plain_steps} plain step{'s' * (stats.plain_steps != 1)}")
     if len(stats.rounds_by_route) > 1:
         counts = (f"{name} {count}" for name, count in stats.rounds_by_route.items())
         parts.append(f"rounds by route: {', '.join(counts)}")
@@ -42,10 +54,21 @@ def format_footer(route: Route, stats: GenerationStats, block: str, device_note:
     if stats.ttft_sec is not None:
         parts.append(f"first token {stats.ttft_sec:.2f} s")
     parts.append(f"peak {stats.peak_memory_bytes / 1e9:.2f} GB")
-    lines.append(", ".join(parts))
+    lines += [format_tokens(stats), ", ".join(parts)]
     if device_note:
         lines.append(device_note)
     return "\n".join(lines)
+
+
+def format_tokens(stats: GenerationStats) -> str:
+    """How long the prompt and the answer were, and how fast the prompt was fed."""
+    reused = f" ({stats.reused_tokens} used again)" if stats.reused_tokens else ""
+    prompt = f"prompt {stats.prompt_tokens} tokens{reused}"
+    fed = stats.prompt_tokens - stats.reused_tokens
+    if stats.ttft_sec and not stats.profiled:
+        prompt += f" at {fed / stats.ttft_sec:.0f} tok/s"
+    answer = stats.decoded_tokens + (stats.ttft_sec is not None)
+    return f"{prompt}, answer {answer} token{'s' * (answer != 1)}"
 
 
 def format_accept_profile(stats: GenerationStats) -> str:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console
-from rich.markup import escape
-
 from ...core.exact.agreement import Agreement
 from ...core.exact.exact_plan import PassWay
 from ...doctor.probe.costs import ContextCosts
 from ...doctor.probe.report import DraftFinding, ProbeReport, Way
-from .bench import rich_table
+from .bench import print_tables
 from .bench_tables import DASH, Table
+from .terminal import styled, text_console
 
 
 def print_probe(report: ProbeReport) -> None:
     """Write everything to stdout."""
-    console = Console(highlight=False)
-    console.print(f"[bold]{escape(format_subject(report))}[/bold]", soft_wrap=True)
-    for table in tables(report):
-        console.print(rich_table(table))
-        console.print(f"[dim]{escape(table.note)}[/dim]\n" if table.note else "")
+    console = text_console()
+    console.print(styled(console, format_subject(report), "bold"), soft_wrap=True)
+    print_tables(console, tables(report))
     for line in verdicts(report):
-        console.print(escape(line))
+        console.print(styled(console, line))
     for place in report.stored:
-        console.print(escape(f"stored: {place}"), soft_wrap=True)
+        console.print(styled(console, f"stored: {place}"), soft_wrap=True)
 
 
 def format_subject(report: ProbeReport) -> str:
@@ -185,7 +181,7 @@ def draft_line(draft: DraftFinding) -> str:
         what = f"{draft.name}: best with -k {draft.best - 1}"
     else:
         what = f"{draft.name}: best block {draft.best} of {draft.trained} trained"
-    verdict = "" if draft.pays else ", so plain decoding is no slower"
+    verdict = "" if draft.pays else ", so it does not pay here"
     same = draft.answers - draft.differing
     return (
         f"{what}, predicted at {spread} of plain speed{verdict}; ids of {same} of "

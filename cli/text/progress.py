@@ -10,6 +10,7 @@ from rich.progress import Progress as Bar
 from rich.status import Status
 
 from .footer import print_note, stderr_console
+from .terminal import escaped, styled
 
 if TYPE_CHECKING:
     from ...core.report import Report
@@ -45,9 +46,9 @@ class Progress:
             return
         if self._status is None:
             self.stop()
-            self._status = self._console.status(message)
+            self._status = self._console.status(styled(self._console, message))
             self._status.start()
-        self._status.update(message)
+        self._status.update(styled(self._console, message))
 
     def prefill(self, done: int, total: int) -> None:
         """Prompt tokens done so far."""
@@ -60,9 +61,14 @@ class Progress:
             return
         if self._bar is None:
             self.stop()
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(),
+            )
             self._bar = Bar(*columns, TimeRemainingColumn(), console=self._console, transient=True)
             self._bar.start()
+        label = escaped(label)
         task = next((task for task in self._bar.tasks if task.description == label), None)
         task_id = self._bar.add_task(label) if task is None else task.id
         self._bar.update(task_id, completed=done, total=total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,18 +59,27 @@ def format_check(check: SlabCheck) -> str:
     return "\n".join(lines)
 
 
-def format_slabs(entries: list[SlabEntry], removed: list[SlabEntry]) -> str:
-    """One block a file; removed ones are marked."""
-    if not entries:
-        return "no slabs"
-    lines = []
-    for entry in entries:
-        state = f"{entry.state}, removed" if entry in removed else entry.state
-        packing = f", {entry.bits} bits in groups of {entry.group_size}" if entry.bits else ""
-        lines.append(f"{entry.path}")
-        lines.append(f"  {state}, {format_bytes(entry.size_bytes)}{packing}")
-        if entry.source_path:
-            lines.append(f"  of {entry.source_path}")
-        if entry.detail:
-            lines.append(f"  {entry.detail}")
-    return "\n".join(lines)
+def format_slabs(entries: list[SlabEntry]) -> str:
+    """One block a file."""
+    return "\n".join(line for entry in entries for line in _lines(entry)) or "no slabs"
+
+
+def format_pruned(entries: list[SlabEntry], removed: list[SlabEntry]) -> str:
+    """What was removed and freed, and how much is left."""
+    left = len(entries) - len(removed)
+    kept = f"{left} slab{'s' * (left != 1)} kept"
+    if not removed:
+        return f"nothing to remove; {kept}"
+    freed = sum(entry.size_bytes for entry in removed)
+    lines = [line for entry in removed for line in _lines(entry)]
+    return "\n".join([*lines, f"removed {len(removed)}, freed {format_bytes(freed)}; {kept}"])
+
+
+def _lines(entry: SlabEntry) -> Iterator[str]:
+    packing = f", {entry.bits} bits in groups of {entry.group_size}" if entry.bits else ""
+    yield f"{entry.path}"
+    yield f"  {entry.state}, {format_bytes(entry.size_bytes)}{packing}"
+    if entry.source_path:
+        yield f"  of {entry.source_path}"
+    if entry.detail:
+        yield f"  {entry.detail}"

@@ -207,12 +207,12 @@ def _identity(bench: Bench, samples: Sequence[Sample], margin: Margin) -> Identi
     differences = []
     for prompt, found in answers.items():
         plain = bench.references[prompt]
-        wrong = next((ids for ids in found if ids != plain), None)
+        apart = ((ids, first_difference(plain, ids)) for ids in found)
+        wrong = next(((ids, position) for ids, position in apart if position is not None), None)
         if wrong is not None:
-            position = first_difference(plain, wrong)
-            assert position is not None
+            ids, position = wrong
             difference = Difference(
-                prompt, position, _at(plain, position), _at(wrong, position), None
+                prompt, position, _at(plain, position), _at(ids, position), None
             )
             differences.append(replace(difference, margin=margin(difference)))
     return Identity(

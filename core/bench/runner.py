@@ -115,8 +115,7 @@ class Bench:
 
     def _measure(self, step: BenchStep, index: int, arm: Arm, prompt: BenchPrompt) -> None:
         generation = self._decode(arm, prompt)
-        reason = generation.emitter.reason
-        assert reason is not None
+        reason = generation.emitter.reason or "cancelled"
         ids = tuple(generation.emitter.token_ids)
         self.samples.append(
             Sample(index, step.prompt, step.repeat, step.place, ids, reason, generation.stats)

@@ -1,4 +1,4 @@
-"""safetensors headers, checked before any data is read (requirements.md R21).
+"""safetensors headers, checked before any data is read.
 
 Reads the first 8 bytes and the JSON header of a file; tensor data is never touched here.
 """
@@ -6,14 +6,14 @@ Reads the first 8 bytes and the JSON header of a file; tensor data is never touc
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
 from ..errors import ModelNotFound, TensorError
+from ..json_values import are_whole, parse_json
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -91,7 +91,7 @@ def _indexed(directory: Path) -> set[str]:
     shards: set[str] = set()
     for index in sorted(directory.glob("*.safetensors.index.json")):
         try:
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            names = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
             shards |= {str(name) for name in names}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
             raise TensorError(
@@ -130,8 +130,8 @@ def read_header_block(stream: BinaryIO, file: Path) -> tuple[bytes, int]:
 def parse_header(file: Path, block: bytes, size: int) -> Header:
     """Check what read_header_block returned; `size` is the file's, in bytes."""
     try:
-        entries = json.loads(block[8:])
-    except (ValueError, RecursionError) as exc:
+        entries = parse_json(block[8:])
+    except ValueError as exc:
         raise TensorError(f"{file} has a header that is not JSON ({exc}); fetch it again") from exc
     if not isinstance(entries, dict):
         raise TensorError(f"{file} has a header that is no JSON object; fetch it again")
@@ -149,7 +149,12 @@ def parse_header(file: Path, block: bytes, size: int) -> Header:
 def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
     fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
+    if (
+        not isinstance(dtype, str)
+        or not are_whole(shape)
+        or not are_whole(offsets)
+        or len(offsets) != 2
+    ):
         raise TensorError(
             f"{file}: the entry of tensor {name} is {entry!r}, expected dtype, shape and two "
             "data_offsets"
@@ -173,11 +178,6 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
     return TensorInfo(file, dtype, tuple(shape), start, stop)
 
 
-def _whole(value: Any) -> TypeGuard[list[int]]:
-    """A list of whole numbers, as shapes and offsets are."""
-    return isinstance(value, list) and all(type(item) is int for item in value)
-
-
 def _check_no_overlap(file: Path, tensors: dict[str, TensorInfo]) -> None:
     ordered = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop))
     for (name, info), (other, following) in zip(ordered, ordered[1:], strict=False):
@@ -193,9 +193,11 @@ def read_headers(files: list[Path]) -> dict[str, TensorInfo]:
 
 
 def merge_headers(headers: Iterable[Header]) -> dict[str, TensorInfo]:
-    """As read_headers, from headers that were read."""
+    """As read_headers, from headers that were read; no tensor in any is a TensorError too."""
     merged: dict[str, TensorInfo] = {}
+    files: list[Path] = []
     for header in headers:
+        files.append(header.file)
         for name, info in header.tensors.items():
             if name in merged:
                 raise TensorError(
@@ -203,6 +205,11 @@ def merge_headers(headers: Iterable[Header]) -> dict[str, TensorInfo]:
                     "them"
                 )
             merged[name] = info
+    if files and not merged:
+        raise TensorError(
+            f"{listing([str(file) for file in files])}: there is a header, and no tensor in it; "
+            "fetch the weights again"
+        )
     return merged
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, ModelNotFound
-from .target_config import read_json
+from ..json_values import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
 

@@ -9,8 +9,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ..errors import TensorError
 from .safetensors_headers import Header, TensorInfo, merge_headers, read_header, weight_files
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 ByteProgress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -49,7 +54,7 @@ class Source:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the file already holds packed weights (formats.md 3.3)."""
+        """Whether the file already holds packed weights."""
         return any(name.endswith(".scales") for name in self.tensors)
 
     def is_like(self, files: Sequence[SourceFile]) -> bool:
@@ -68,6 +73,20 @@ def read_source(directory: Path) -> Source:
         headers.append(header)
         files.append(SourceFile(path.name, state.st_size, state.st_mtime_ns, header.digest))
     return Source(directory, tuple(headers), tuple(files), merge_headers(headers))
+
+
+def load_arrays(file: Path) -> dict[str, mx.array]:
+    """Every tensor of a safetensors file by its name; lazily, no data is read yet.
+
+    Raises TensorError where MLX cannot read the file.
+    """
+    import mlx.core as mx  # the rest of this module needs no device
+
+    try:
+        arrays: Any = mx.load(str(file))
+    except RuntimeError as exc:  # its JSON reader is stricter than Python's
+        raise TensorError(f"{file} could not be read: {exc}; fetch it again") from exc
+    return dict(arrays)
 
 
 def content_hash(source: Source, progress: ByteProgress | None = None) -> str:

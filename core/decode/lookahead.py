@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..cache.place import Place, come_back, take_place, takes_back_any_row
+from ..errors import CacheError
 from ..target.target import Target, TargetPass
 from .choose import greedy
 
@@ -60,7 +61,8 @@ class Lookahead:
 
     def queue(self, row_ids: mx.array) -> None:
         """Feed the unread choice (1,) of the pass before."""
-        assert self._queued is None and row_ids.shape == (1,)
+        if self._queued is not None:
+            raise CacheError("a pass is queued already: take its step, or drop it, before another")
         self._before = take_place(self._cache)
         self._queued = self._run(row_ids)
 

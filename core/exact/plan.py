@@ -140,8 +140,8 @@ def find_plan(
         if found.width >= (plan.width if plan.pads else min(width, plan.width)):
             return measured
         narrow += [measured] if found.width > 1 else []
-        assert found.problem is not None
-        problems.append(f"{plan.describe()}: {found.problem.describe()}")
+        if found.problem is not None:
+            problems.append(f"{plan.describe()}: {found.problem.describe()}")
     if narrow:
         return narrow[0]
     raise ExactUnavailable(

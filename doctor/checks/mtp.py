@@ -13,7 +13,7 @@ from ...drafters.mtp.find import MtpSource, absence, find_head, open_folder
 from ...drafters.mtp.load import check_head
 from ..results import CheckResult, NotReached
 from .check import Check, Words, check
-from .once import once
+from .once import once, reach
 from .subjects import TargetSubject
 
 PROMISES = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
@@ -31,7 +31,7 @@ class MtpSubject:
     @once
     def source(self) -> MtpSource | None:
         """The head, None where there is none. Raises as find_head and open_folder."""
-        assert self.target.tensors
+        reach(self.target.tensors)
         if self.folder is not None:
             return open_folder(self.folder, self.target.config)
         return find_head(self.target.config)

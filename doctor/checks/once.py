@@ -16,6 +16,13 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
+def reach(*read: object) -> None:
+    """Says that properties are read for the error that reading them raises, not for their value.
+
+    A call, since an `assert` is left out under `python -O`, and the check with it.
+    """
+
+
 class once(Generic[S, T]):
     """As functools.cached_property, and errors are remembered too."""
 

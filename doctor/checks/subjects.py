@@ -15,13 +15,9 @@ from ...core.checkpoint.safetensors_headers import (
     read_header,
     weight_files,
 )
-from ...core.checkpoint.target_config import (
-    TargetConfig,
-    read_json,
-    read_target_config,
-    refuse_gguf,
-)
+from ...core.checkpoint.target_config import TargetConfig, read_target_config, refuse_gguf
 from ...core.errors import ConfigError, DflashError
+from ...core.json_values import read_json
 from ...drafters.dflash.config import CONTRADICTIONS, DrafterConfig, parse_drafter_config
 from ...drafters.dflash.container import classify
 from ...drafters.dflash.drafter import DFlashModel
@@ -30,7 +26,7 @@ from ...drafters.dflash.tensors import check_tensors
 from ...drafters.guards import check_is_target
 from ..results import NotReached
 from .machine import Machine
-from .once import once
+from .once import once, reach
 from .tokenizer import TokenizerFiles
 
 
@@ -64,7 +60,7 @@ class Checkpoint:
     @once
     def files(self) -> list[Path]:
         """The weight files that the loader would open. Raises ModelNotFound or TensorError."""
-        assert self.kind
+        reach(self.kind)
         return weight_files(self.directory, self.pattern)
 
     @once
@@ -91,7 +87,7 @@ class TargetSubject(Checkpoint):
     @once
     def config(self) -> TargetConfig:
         """What the loader reads of it. Raises ConfigError."""
-        assert self.kind
+        reach(self.kind)
         return read_target_config(self.directory)
 
     @once
@@ -102,7 +98,7 @@ class TargetSubject(Checkpoint):
     @once
     def skeleton(self) -> bones.Skeleton:
         """The same with the files' tensors beside it. Raises TensorError."""
-        assert self.tensors and self.model
+        reach(self.tensors, self.model)
         if bones.states_other_packing(self.config):
             from ...core.loading.load import load_lazily  # a second of import, where it is needed
 
@@ -139,7 +135,7 @@ class DrafterSubject(Checkpoint):
     @once
     def parsed(self) -> DrafterConfig:
         """The typed values of config.json. Raises ConfigError or UnsupportedModel."""
-        assert self.kind
+        reach(self.kind)
         return parse_drafter_config(self.directory)
 
     @once

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.tokenizer_files import require_tokenizer
 from ...core.decode.chat import parse_template
 from ...core.errors import PromptError
+from ...core.json_values import read_json
 from ..results import CheckResult
 from ..units import readable
 from .check import Check, Words, check
 from .memory import CONTEXT_TOKENS, target_bytes
+from .once import reach
 from .subjects import TargetSubject
 
 SAME_RELEASE = "fetch config.json and weights of one and the same release"
@@ -91,11 +91,11 @@ def headers(say: Words, target: TargetSubject) -> CheckResult:
 )
 def index(say: Words, target: TargetSubject) -> CheckResult:
     """mlx-lm opens all shards whatever the index says; other programs do not."""
-    assert target.files
+    reach(target.files)
     path = target.directory / "model.safetensors.index.json"
     if not path.is_file():
         return say.passed("no index")
-    weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    weight_map = read_json(path)["weight_map"]
     there = {(name, info.file.name) for name, info in target.tensors.items()}
     wrong = sorted(name for name, file in weight_map.items() if (name, file) not in there)
     unlisted = sorted(target.tensors.keys() - weight_map.keys())
@@ -114,7 +114,7 @@ def index(say: Words, target: TargetSubject) -> CheckResult:
 )
 def quantization(say: Words, target: TargetSubject) -> CheckResult:
     """The block of config.json against what is on disk."""
-    assert target.quantized
+    reach(target.quantized)
     packs = [name for name in target.tensors if name.endswith(".scales")]
     block = target.config.raw.get("quantization")
     if block is None:
@@ -135,7 +135,7 @@ def quantization(say: Words, target: TargetSubject) -> CheckResult:
 )
 def tensors(say: Words, target: TargetSubject) -> CheckResult:
     """mlx-lm's strict load, on headers alone."""
-    assert target.filled
+    reach(target.filled)
     return say.passed(f"all {len(target.tensors)} tensors accounted for")
 
 
@@ -146,7 +146,7 @@ def tensors(say: Words, target: TargetSubject) -> CheckResult:
 )
 def tied(say: Words, target: TargetSubject) -> CheckResult:
     """Tied embeddings make mlx-lm drop an lm_head that is there."""
-    assert target.filled
+    reach(target.filled)
     text = target.config.raw.get("text_config") or target.config.raw
     stated = text.get("tie_word_embeddings", target.config.raw.get("tie_word_embeddings"))
     stored = any(name.split(".")[-2:-1] == ["lm_head"] for name in target.tensors)
@@ -162,7 +162,7 @@ def tied(say: Words, target: TargetSubject) -> CheckResult:
 )
 def tokenizer(say: Words, target: TargetSubject) -> CheckResult:
     """Files first; then the largest id against the embedding's rows."""
-    assert target.kind
+    reach(target.kind)
     found = require_tokenizer(target.directory)
     top = target.tokenizer.top_id
     if top is not None and top >= target.config.vocab_size:
@@ -177,7 +177,7 @@ def tokenizer(say: Words, target: TargetSubject) -> CheckResult:
 )
 def eos(say: Words, target: TargetSubject) -> CheckResult:
     """Decoding stops at the union of config.json's, generation_config.json's and the
-    tokenizer's ids; no single file lists them all (formats.md section 6)."""
+    tokenizer's ids: of published chat models no single file lists them all."""
     stated, token = target.config.eos_ids, target.tokenizer.eos_token
     own = target.tokenizer.id_of(token) if token is not None else None
     ids = sorted(stated if own is None else stated | {own})
@@ -195,7 +195,7 @@ def eos(say: Words, target: TargetSubject) -> CheckResult:
 )
 def template(say: Words, target: TargetSubject) -> CheckResult:
     """Which settings the template reads; a marker that is no token never ends a turn."""
-    assert target.kind
+    reach(target.kind)
     files_of = target.tokenizer
     if files_of.template is None:
         return say.warned("no chat template: prompts are continued as raw text")

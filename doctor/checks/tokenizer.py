@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...core.checkpoint.target_config import read_json
 from ...core.checkpoint.tokenizer_files import require_tokenizer_model
 from ...core.errors import ConfigError
+from ...core.json_values import is_whole, read_json
 from .once import once
 
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "reasoning_effort", "reasoning_strength")
@@ -75,7 +75,7 @@ class TokenizerFiles:
         added = {
             entry["id"]: str(entry.get("content"))
             for entry in (entries if isinstance(entries, list) else [])
-            if isinstance(entry, dict) and isinstance(entry.get("id"), int)
+            if isinstance(entry, dict) and is_whole(entry.get("id"))
         }
         vocab = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(vocab, dict):

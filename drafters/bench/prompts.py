@@ -6,7 +6,6 @@ that every arm is given the same ones.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -16,6 +15,7 @@ from ...core.bench.types import BenchPrompt
 from ...core.decode.chat import encode_text
 from ...core.decode.loop import check_prompt
 from ...core.errors import OptionError, PromptError
+from ...core.json_values import are_whole, parse_object, read_json
 from ..bundled.paths import PROMPTS_FILE
 
 SETS_FILE = Path(__file__).resolve().parent / "prompt_sets.json"
@@ -101,23 +101,19 @@ def _set(name: str) -> list[dict[str, Any]]:
         raise OptionError(
             f"prompt set '{name}' is unknown; there are {', '.join(SETS + PAIR_SETS)}"
         )
-    known = json.loads(SETS_FILE.read_text(encoding="utf-8"))
-    return [{"kind": name, **record} for record in known[name]]
+    return [{"kind": name, **record} for record in read_json(SETS_FILE)[name]]
 
 
 def _parse(line: str, where: str, name: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as exc:
-        raise PromptError(f"{where} is no JSON ({exc}); give one object a line") from exc
-    if not isinstance(record, dict) or not any(key in record for key in CONTENTS):
+    record = parse_object(line, where, PromptError, "; give one object a line")
+    if not any(key in record for key in CONTENTS):
         raise PromptError(f"{where}: expected an object with one of {', '.join(CONTENTS)}")
     for key, kind in (("text", str), ("prompt", str), ("user", str), ("name", str), ("kind", str)):
         if not isinstance(record.get(key, ""), kind):
             raise PromptError(f"{where}: '{key}' is no text")
     if not _are_messages(record.get("messages", [])):
         raise PromptError(f"{where}: 'messages' is no list of {{role, content}} texts")
-    if not _are_ids(record.get("prompt_ids", [])):
+    if not are_whole(record.get("prompt_ids", [])):
         raise PromptError(f"{where}: 'prompt_ids' is no list of whole numbers")
     return {"name": name, "kind": "file", **record}
 
@@ -129,10 +125,6 @@ def _are_messages(value: Any) -> bool:
         and isinstance(one.get("content"), str)
         for one in value
     )
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int for one in value)
 
 
 def kinds_of(prompts: Iterable[BenchPrompt]) -> dict[str, int]:

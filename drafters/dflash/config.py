@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ...core.checkpoint.target_config import Fields, read_json, refuse_gguf
+from ...core.checkpoint.target_config import refuse_gguf
 from ...core.errors import ConfigError, UnsupportedModel
+from ...core.json_values import Fields, checked, read_json
 from .container import DrafterKind, classify
 from .quantization import Quantization, read_quantization
 
@@ -105,8 +106,7 @@ def parse_drafter_config(directory: Path) -> DrafterConfig:
     raw = read_json(file)
     kind = classify(raw, file)
     nested = raw.get("dflash_config") or {}
-    if not isinstance(nested, dict):
-        raise ConfigError(f"{file}: 'dflash_config' is {nested!r}, expected an object")
+    checked("object", f"{file}: 'dflash_config'", nested)
     fields = Fields(file, (("dflash_config.", nested), ("", raw)))
     _require_trained_values(fields, raw)
     theta, scaling = _rope(file, raw)
@@ -184,8 +184,8 @@ def _causality(fields: Fields) -> bool | None:
 def _rope(file: Path, raw: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     """(theta, scaling): from rope_parameters, else flat; one of them must state theta."""
     for key in ("rope_parameters", "rope_scaling"):
-        if raw.get(key) is not None and not isinstance(raw[key], dict):
-            raise ConfigError(f"{file}: '{key}' is {raw[key]!r}, expected an object")
+        if raw.get(key) is not None:
+            checked("object", f"{file}: '{key}'", raw[key])
     parameters = raw.get("rope_parameters") or {}
     scaling = raw.get("rope_scaling") or parameters or None
     fields = Fields(file, (("rope_parameters.", parameters), ("", raw)))

@@ -168,7 +168,11 @@ class DFlashDrafter:
 
     def return_to(self, mark: object) -> None:
         """Drop the rows observed since."""
-        assert isinstance(mark, int) and mark <= self._position
+        if not isinstance(mark, int) or mark > self._position:
+            raise CacheError(
+                f"{self.name} cannot go back to a {type(mark).__name__}: it is no mark of this "
+                f"context, which stands at {self._position}"
+            )
         for buffer in self._buffers:
             buffer.drop(self._position - mark)
         self._position = mark

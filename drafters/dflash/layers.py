@@ -16,7 +16,7 @@ from ...core.decode.choose import Draws
 from ...core.decode.sampling import Proposal, draw
 from ...core.device import on_cuda
 from ...core.errors import ConfigError
-from .config import DrafterConfig
+from .config import DrafterConfig, SelectorConfig
 from .context import ContextBuffer, HeadsOf
 
 
@@ -138,9 +138,9 @@ class GroupedDynamicConv(nn.Module):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        assert config.selector is not None
-        self.kernel_size = config.selector.conv_kernel_size
-        self.groups = config.hidden_size // config.selector.conv_group_size
+        selector = selector_of(config)
+        self.kernel_size = selector.conv_kernel_size
+        self.groups = config.hidden_size // selector.conv_group_size
         self.base_kernel = mx.zeros((2, self.kernel_size, config.hidden_size))
         self.kernel_projection = nn.Linear(
             config.hidden_size, 2 * self.kernel_size * self.groups, bias=False
@@ -193,9 +193,9 @@ class CandidateSelector(nn.Module):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        assert config.selector is not None
-        rank = config.selector.selector_rank
-        self.top_k = config.selector.selector_top_k
+        selector = selector_of(config)
+        rank = selector.selector_rank
+        self.top_k = selector.selector_top_k
         self.hidden_projection = nn.Linear(config.hidden_size, rank, bias=False)
         self.predecessor_codebook = mx.zeros((config.vocab_size, rank))
         self.successor_codebook = mx.zeros((config.vocab_size, rank))
@@ -251,6 +251,13 @@ class CandidateSelector(nn.Module):
             scores = unary[row] + pair.sum(axis=-1)
             previous = ids[row][choose(scores)[None]]
             yield previous, scores
+
+
+def selector_of(config: DrafterConfig) -> SelectorConfig:
+    """DFlash2's own settings. Raises ConfigError for a DFlash v1 config, which has none."""
+    if config.selector is None:
+        raise ConfigError(f"{config.file}: DFlash v1 has neither convolutions nor a selector")
+    return config.selector
 
 
 def rows_of(codebook: mx.array | nn.Module, ids: mx.array) -> mx.array:

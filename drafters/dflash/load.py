@@ -15,8 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ...core.checkpoint.safetensors_headers import TensorInfo
-from ...core.checkpoint.weight_source import Source, read_source
-from ...core.errors import TensorError
+from ...core.checkpoint.weight_source import Source, load_arrays, read_source
 from .config import DrafterConfig
 from .drafter import DFlashDrafter, DFlashModel, TargetEnds
 from .layers import make_rope
@@ -87,12 +86,7 @@ def _read_arrays(headers: Mapping[str, TensorInfo], dtype: mx.Dtype) -> dict[str
     """Arrays by their names in the file; floating ones in `dtype`, packed ones as they are."""
     arrays: dict[str, mx.array] = {}
     for file in sorted({info.file for info in headers.values()}):
-        try:
-            loaded = mx.load(str(file))
-        except RuntimeError as exc:  # its JSON reader is stricter than Python's
-            raise TensorError(f"{file} could not be read: {exc}; fetch it again") from exc
-        assert isinstance(loaded, dict)
-        for name, array in loaded.items():
+        for name, array in load_arrays(file).items():
             floating = mx.issubdtype(array.dtype, mx.floating)
             arrays[name] = array.astype(dtype) if floating else array
     return arrays

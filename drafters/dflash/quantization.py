@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core.checkpoint.packings import FLOAT_MODES, GROUP_SIZES, MODES, PACKED_BITS
 from ...core.errors import ConfigError
+from ...core.json_values import checked, is_whole, shown
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ def read_quantization(file: Path, raw: Mapping[str, Any]) -> Quantization:
     block = raw.get("quantization") or raw.get("quantization_config")
     if block is None:
         return Quantization()
-    if not isinstance(block, dict):
-        raise ConfigError(f"{file}: 'quantization' is {block!r}, expected an object")
+    checked("object", f"{file}: 'quantization'", block)
     _packing(file, "quantization", block)
     return Quantization(
         {
@@ -57,21 +57,18 @@ def read_quantization(file: Path, raw: Mapping[str, Any]) -> Quantization:
 
 
 def _packing(file: Path, label: str, block: Mapping[str, Any]) -> Packing:
-    """Bits, group size and mode; an override that names no mode is affine (formats.md 4.3)."""
+    """Bits, group size and mode; an override that names no mode is affine, as MLX reads it."""
     bits, group = block.get("bits"), block.get("group_size")
     mode = block.get("mode", "affine")
-    fits = (
-        FLOAT_MODES.get((bits, group)) == mode  # type: ignore[arg-type]
-        if mode != "affine"
-        else bits in PACKED_BITS and group in GROUP_SIZES
+    if is_whole(bits) and is_whole(group):
+        affine = mode == "affine" and bits in PACKED_BITS and group in GROUP_SIZES
+        if affine or mode == FLOAT_MODES.get((bits, group)):
+            return Packing(bits, group, mode)
+    raise ConfigError(
+        f"{file}: '{label}' states bits {shown(bits)}, group_size {shown(group)}, mode "
+        f"{shown(mode)}; expected bits of {PACKED_BITS}, group_size of {GROUP_SIZES}, mode of "
+        f"{MODES}"
     )
-    if not fits or isinstance(bits, bool) or not isinstance(bits, int):
-        raise ConfigError(
-            f"{file}: '{label}' states bits {bits!r}, group_size {group!r}, mode {mode!r}; "
-            f"expected bits of {PACKED_BITS}, group_size of {GROUP_SIZES}, mode of {MODES}"
-        )
-    assert isinstance(group, int)
-    return Packing(bits, group, mode)
 
 
 def infer_packing(

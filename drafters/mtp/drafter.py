@@ -19,6 +19,7 @@ from ...core.checkpoint.mlx_models import model_module
 from ...core.decode.choose import Draws
 from ...core.decode.drafter import TargetRows
 from ...core.decode.sampling import Proposal, join_steps
+from ...core.errors import CacheError
 from ...core.options import GenerateOptions, MtpHidden
 from ...core.probe_store import ProbeKey
 
@@ -188,10 +189,14 @@ class MtpDrafter:
 
     def observe(self, rows: TargetRows) -> None:
         """Feed the pairs of committed rows: keys and values only, lazily."""
-        assert rows.position == self._position
-        source = rows.hidden if self.hidden == "post" else rows.taps
-        assert source is not None
-        source = source.astype(self._dtype)
+        given = rows.hidden if self.hidden == "post" else rows.taps
+        if rows.position != self._position or given is None:
+            found = "no taps" if given is None else f"rows from {rows.position}"
+            raise CacheError(
+                f"{self.name} context diverged: it stands at {self._position}, got {found}; reset "
+                "it to the rows' position"
+            )
+        source = given.astype(self._dtype)
         hidden, ids = source[:, :-1], rows.token_ids
         if self._pending is None or self._anchor_fed:
             ids = ids[1:]  # the first row's own pair is there already, or has no hidden row
@@ -210,7 +215,11 @@ class MtpDrafter:
 
     def return_to(self, mark: object) -> None:
         """Drop the rows fed since."""
-        assert isinstance(mark, HeadMark) and mark.rows <= self._cache.rows
+        if not isinstance(mark, HeadMark) or mark.rows > self._cache.rows:
+            raise CacheError(
+                f"{self.name} cannot go back to a {type(mark).__name__}: it is no mark of this "
+                f"context, which holds {self._cache.rows} rows"
+            )
         self._cache.trim(self._cache.rows - mark.rows)
         self._position, self._pending = mark.position, mark.pending
         self._anchor_fed = mark.anchor_fed

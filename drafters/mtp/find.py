@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.checkpoint.safetensors_headers import TensorInfo, read_header, weight_files
-from ...core.checkpoint.target_config import Fields, TargetConfig, read_json
+from ...core.checkpoint.target_config import TargetConfig
 from ...core.errors import DrafterMismatch, ModelNotFound, TensorError, UnsupportedModel
+from ...core.json_values import Fields, read_json
 
 PREFIXES = ("mtp.", "language_model.mtp.", "model.mtp.", "model.language_model.mtp.")
 SIDE_FILES = (

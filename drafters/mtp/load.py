@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from mlx.utils import tree_flatten
 from ...core.checkpoint.packings import FLOAT_MODES, PACKED_BITS
 from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.target_config import TargetConfig
+from ...core.checkpoint.weight_source import load_arrays
 from ...core.device import on_cpu
 from ...core.errors import TensorError, UnsupportedModel
 from ...core.options import MtpHidden
@@ -128,16 +130,13 @@ def _check_precision(source: MtpSource, dtype: mx.Dtype) -> None:
 
 def _read(source: MtpSource) -> dict[str, mx.array]:
     """The arrays by bare name; mx.load is lazy, nothing is read yet."""
-    loaded: dict[str, dict[str, mx.array]] = {}
+    loaded: dict[Path, dict[str, mx.array]] = {}
     for found in source.tensors.values():
-        file = str(found.info.file)
+        file = found.info.file
         if file not in loaded:
-            contents = mx.load(file)
-            assert isinstance(contents, dict)
-            loaded[file] = contents
+            loaded[file] = load_arrays(file)
     return {
-        name: loaded[str(found.info.file)][found.stored_name]
-        for name, found in source.tensors.items()
+        name: loaded[found.info.file][found.stored_name] for name, found in source.tensors.items()
     }
 
 

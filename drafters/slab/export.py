@@ -10,8 +10,8 @@ import json
 import os
 from pathlib import Path
 
-from ...core.checkpoint.target_config import read_json
 from ...core.errors import OutputExists, SlabError
+from ...core.json_values import read_json
 from .build import Plan
 from .file_format import open_slab
 

@@ -42,6 +42,7 @@ from ...core.checkpoint.safetensors_headers import (
 )
 from ...core.checkpoint.weight_source import CHUNK_BYTES, ByteProgress, SourceFile
 from ...core.errors import SlabError, TensorError
+from ...core.json_values import parse_object
 from ...core.options import QuantizeOptions
 
 FORMAT_VERSION = "1"
@@ -209,7 +210,7 @@ def _parse_metadata(path: Path, header: Header) -> tuple[SlabFacts, Mapping[str,
     if version != FORMAT_VERSION:
         raise SlabError(f"{path} has the slab format {version}, expected {FORMAT_VERSION}")
     try:
-        source = json.loads(metadata["source"])
+        source = parse_object(metadata["source"], "'source'", ValueError)
         facts = SlabFacts(
             options=QuantizeOptions(int(metadata["bits"]), int(metadata["group_size"])),
             source_path=source["path"],
@@ -217,7 +218,7 @@ def _parse_metadata(path: Path, header: Header) -> tuple[SlabFacts, Mapping[str,
             content=source["content"],
             mlx_version=metadata["mlx"],
         )
-        return facts, json.loads(metadata["digests"])
+        return facts, parse_object(metadata["digests"], "'digests'", ValueError)
     except (KeyError, TypeError, ValueError) as exc:
         raise SlabError(f"{path} has metadata that no slab has ({exc!r})") from exc
 

@@ -68,7 +68,7 @@ class SlabStore:
                     continue
                 raise SlabWriteError(
                     f"{path} could not be written ({exc.strerror or exc}); nothing was changed. "
-                    "Make room, or give another place with --out DIR"
+                    "Make room there"
                 ) from exc
             with open_slab(path) as slab:
                 return Obtained(take(slab), path, built)

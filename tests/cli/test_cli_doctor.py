@@ -141,3 +141,19 @@ def test_a_closed_pipe_and_a_narrow_terminal(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "Traceback" not in run.stderr
     assert all(len(line) <= 40 for line in run.stdout.splitlines())
+
+
+def test_strict_is_about_what_was_given_and_not_about_the_machine(tmp_path: Path) -> None:
+    """A Linux CPU has a warning about its BLAS, whatever the pair is."""
+    pair = save_pair(tmp_path / "pair")
+    document = json.loads(doctor(pair, "--strict", "--json").stdout)
+    warned = {one["name"].split(".")[0] for one in document["checks"] if one["status"] == "warn"}
+    assert warned <= {"machine"}
+    assert doctor(pair, "--strict").exit_code == 0
+
+
+def test_options_of_the_probe_without_it_are_named() -> None:
+    run = doctor("--dtype", "float32", "--drafter-bits", "8")
+    for option in ("--dtype", "--drafter-bits"):
+        assert f"{option} is ignored: it concerns --probe" in run.stderr
+    assert "--kernels" not in run.stderr

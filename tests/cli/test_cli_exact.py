@@ -122,7 +122,7 @@ def test_a_block_above_the_exact_width_is_a_usage_error(monkeypatch: pytest.Monk
     short = ["--raw", CODE, "-n", "6", "--no-gate", "--exact", "-s", "dflash"]
     result = run(*short, "--block-size", "6")
     assert result.exit_code == 2 and result.stdout == ""
-    assert "block_size 6 is above the exact width" in result.stderr and "4 rows" in result.stderr
+    assert "--block-size 6 is above the exact width" in result.stderr and "4 rows" in result.stderr
     cut = run(*short)
     assert cut.exit_code == 0 and "block 4 of 8 trained (the widest that is exact" in cut.stderr
     assert json.loads(run(*short, "--json").stdout)["speculation"]["block"]["effective"] == 4

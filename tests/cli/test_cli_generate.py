@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def test_speculation_values_are_trimmed_and_lowered(value: str) -> None:
         (["--speculation", "fast"], "invalid 'speculation' value 'fast' (expected auto|"),
         (["--max-tokens", "0"], "max-tokens"),
         (["--block-size", "1"], "block-size"),
-        (["--block-size", "9"], "block_size 9 is above the 8"),
+        (["--block-size", "9"], "--block-size 9 is above the 8"),
         (["--dtype", "int4"], "dtype 'int4' is unknown"),
         (["--stop", ""], "empty stop string"),
         (["--raw", "--system", "be brief"], "--system needs a chat template"),
@@ -434,3 +435,24 @@ def test_an_empty_prompt_is_an_error_and_never_the_built_in_one(how: str, tmp_pa
         done = subprocess.run(command, capture_output=True, text=True, check=False, **given)
     assert done.returncode == 1 and done.stdout == ""
     assert "the prompt is empty" in done.stderr
+
+
+def test_a_pipe_beside_a_prompt_is_named() -> None:
+    command = [sys.executable, "-m", "dflash_suite.cli", "generate", "--raw", "def f(", "-n", "2"]
+    for given, said in (("text", True), ("", False)):
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+        assert ("stdin is ignored: PROMPT was given" in done.stderr) == said
+
+
+def test_settings_as_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_MAX_TOKENS", "7")
+    found = json.loads(run("--show-settings", "--json", "--top-k", "3").stdout)
+    assert found["schema"] == "dflash.settings/1"
+    assert found["settings"]["max_tokens"] == {"value": 7, "source": "DFLASH_MAX_TOKENS"}
+    assert found["settings"]["top_k"] == {"value": 3, "source": "option"}
+    assert found["settings"]["min_p"] == {"value": 0.0, "source": "default"}
+
+
+def test_the_footer_says_how_long_prompt_and_answer_were() -> None:
+    result = run("--raw", PROMPT, "-n", "9")
+    assert re.search(r"prompt \d+ tokens at \d+ tok/s, answer 9 tokens", result.stderr)

@@ -111,7 +111,7 @@ def test_out_listing_and_pruning(tmp_path: Path) -> None:
     }
     (slab_directory() / "x.slab").write_bytes(b"nothing")
     pruned = run("quantize", "--prune")
-    assert pruned.exit_code == 0 and "damaged, removed" in pruned.stdout
+    assert pruned.exit_code == 0 and "removed 1, freed 0.0 MB" in pruned.stdout
     assert [file.name for file in slab_directory().iterdir()] == [cached.name]
     assert str(cached) in run("quantize", "--list").stdout
 
@@ -181,7 +181,7 @@ def test_check_takes_the_next_word_only_where_it_is_a_file(trained: Path, tmp_pa
         ("p.jsonl", "{", "prompt 1 is not JSON"),
         ("p.jsonl", '{"text": "a"}\n{"text": ""}', "prompt 2 has neither"),
         ("p.jsonl", '{"prompt_ids": [1, "2"]}', "prompt 1 has neither"),
-        ("p.jsonl", "[1]", "prompt 1 has neither"),
+        ("p.jsonl", "[1]", "prompt 1 holds a list"),
         ("p.txt", "\n \n", "has no prompts"),
     ],
 )

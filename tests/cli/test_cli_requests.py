@@ -24,6 +24,8 @@ GOOD: list[dict[str, Any]] = [
 ]
 BAD = {
     "nope": "the line is not JSON",
+    '{"prompt": "x", "id": NaN}': "the line is not JSON: 'id' is nan",
+    '{"prompt": "x", "temperature": -Infinity}': "the line is not JSON: 'temperature' is -inf",
     "[]": "expected a JSON object",
     '{"prompt": "x", "colour": 1}': "unknown field 'colour'",
     '{"prompt": "x", "speculation": "fast"}': "invalid 'speculation' value",

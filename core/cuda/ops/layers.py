@@ -127,7 +127,8 @@ class Chain:
 
     def found(self, given: Given) -> mx.array:
         """The array of a name that was kept in a launch."""
-        assert not isinstance(given, Packed)
+        if isinstance(given, Packed):
+            return given.view
         return self._made[given] if isinstance(given, str) else given
 
     def normed(self, norm: Any) -> Feed:

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...device import read_ids, start_eval
-from ...errors import OptionError
+from ...errors import DeviceError
 from ..runtime.assemble import primitives
 from ..runtime.driver import shared_words
 from ..runtime.launch import Kernel, SmallCall, one_block
@@ -75,7 +75,11 @@ class Mailbox:
         turn = self._posted = self._posted + 1
         letter, place = turn % LAST + 1, turn % LETTERS * WORDS
         sizes = [array.shape[0] for array in arrays]
-        assert sum(sizes) < WORDS
+        if sum(sizes) >= WORDS:
+            raise DeviceError(
+                f"{sum(sizes)} ids were posted at once, and a letter holds {WORDS - 1}; read them "
+                "from their arrays"
+            )
         send = _sender(*(array.dtype for array in arrays))
         sent = send([self._address, *arrays], [letter, place, *sizes])
         start_eval([sent])
@@ -96,7 +100,7 @@ class Mailbox:
             if time.monotonic() > late:
                 mx.eval(sent)  # raises where the device failed
                 if words[place] != letter:
-                    raise OptionError(
+                    raise DeviceError(
                         "the GPU ended a pass without handing its tokens over; use --kernels stock"
                     )
             time.sleep(0)
@@ -107,6 +111,6 @@ def mailbox() -> Mailbox | None:
     """The process's own; None, and a RuntimeWarning, where the host has no memory for it."""
     try:
         return Mailbox(*shared_words(LETTERS * WORDS))
-    except OptionError as exc:
+    except DeviceError as exc:
         warnings.warn(f"{exc}; ids are read from the GPU more slowly", RuntimeWarning, stacklevel=2)
         return None

@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import OptionError
+from ...errors import DeviceError
 from ...settings import cache_directory
 
 LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
@@ -73,7 +73,7 @@ def compiled(name: str, source: str, folder: Path | None = None) -> bytes:
     folder: by default `cuda` in the suite's cache directory. A file there begins with the digest
     of the rest, so that a broken one is compiled anew; one that cannot be written is a
     RuntimeWarning.
-    Raises OptionError with the compiler's log where the text does not compile.
+    Raises DeviceError with the compiler's log where the text does not compile.
     """
     target = architecture()
     key = hashlib.sha256("\0".join((target, _version(), source)).encode()).hexdigest()
@@ -90,7 +90,7 @@ def compile_text(source: str, target: str) -> bytes:
     """One call of NVRTC."""
     library, include = open_library(), include_folder()
     if library is None or include is None:
-        raise OptionError(
+        raise DeviceError(
             "--kernels fused needs NVRTC and the header cuda_bf16.h, which come with the wheels "
             "nvidia-cuda-nvrtc and nvidia-cuda-runtime; install them, or use --kernels stock"
         )
@@ -100,7 +100,7 @@ def compile_text(source: str, target: str) -> bytes:
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     if library.nvrtcCompileProgram(program, len(options), given) != 0:
         log = _take(library, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
-        raise OptionError(
+        raise DeviceError(
             f"a CUDA kernel of the suite does not compile for {target}; use --kernels stock and "
             f"report this:\n{log[:2000]}"
         )
@@ -119,7 +119,7 @@ def _take(library: Any, what: str, program: ctypes.c_void_p) -> bytes:
 
 def _check(result: int) -> None:
     if result != 0:
-        raise OptionError(f"NVRTC failed with code {result}; use --kernels stock")
+        raise DeviceError(f"NVRTC failed with code {result}; use --kernels stock")
 
 
 @cache

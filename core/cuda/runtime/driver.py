@@ -6,7 +6,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from ...errors import OptionError
+from ...errors import DeviceError
 
 NAME = "libcuda.so.1"
 MULTIPROCESSORS = 16
@@ -35,14 +35,19 @@ def shared_words(count: int) -> tuple[Any, int]:
     size = count * ctypes.sizeof(ctypes.c_int)
     _check(driver.cuMemHostAlloc(ctypes.byref(place), ctypes.c_size_t(size), PORTABLE_AND_MAPPED))
     _check(driver.cuMemHostGetDevicePointer_v2(ctypes.byref(address), place, 0))
-    assert place.value is not None
+    if place.value is None:
+        raise DeviceError("the CUDA driver gave no page-locked memory, and no error either")
     ctypes.memset(place, 0, size)
     return (ctypes.c_int * count).from_address(place.value), address.value
 
 
 def _open() -> tuple[Any, ctypes.c_int]:
     """The driver and its first device, which is MLX's."""
-    driver, device = ctypes.CDLL(NAME), ctypes.c_int()
+    try:
+        driver: Any = ctypes.CDLL(NAME)
+    except OSError as exc:
+        raise DeviceError(f"the CUDA driver {NAME} cannot be opened: {exc}") from exc
+    device = ctypes.c_int()
     _check(driver.cuInit(0))
     _check(driver.cuDeviceGet(ctypes.byref(device), 0))
     return driver, device
@@ -50,4 +55,4 @@ def _open() -> tuple[Any, ctypes.c_int]:
 
 def _check(result: int) -> None:
     if result != 0:
-        raise OptionError(f"the CUDA driver failed with code {result}")
+        raise DeviceError(f"the CUDA driver failed with code {result}")

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
+from ...errors import DeviceError
 from .steps import NO_PACKS, UNIT_BYTES, Packed, Packs
 
 ALIGNMENT_BYTES = 256
@@ -42,7 +43,12 @@ def join_outputs(modules: Sequence[Any]) -> tuple[Any, dict[int, Packed]]:
         for index, (module, view) in enumerate(zip(modules, views, strict=True)):
             setattr(module, name, view)
             units, odd = divmod(index * view.nbytes, UNIT_BYTES)
-            assert not odd, "rows of a head size that the kernels take"
+            if odd:
+                raise DeviceError(
+                    f"the outputs of a projection begin {index * view.nbytes} bytes into its "
+                    f"matrix, which the suite's kernels address by {UNIT_BYTES}; use --kernels "
+                    "stock"
+                )
             packs[id(view)] = Packed(view, joined, units)
     return whole, packs
 

@@ -158,9 +158,11 @@ class _Call:
     def _read(self, name: str, given: Given) -> tuple[str, mx.Dtype]:
         if isinstance(given, str):
             return self._made[given]
-        packed = given if isinstance(given, Packed) else self._packs.get(id(given))
-        if packed is None:
-            assert isinstance(given, mx.array)
+        if isinstance(given, Packed):
+            packed = given
+        elif (known := self._packs.get(id(given))) is not None:
+            packed = known
+        else:
             return self._name(name, given), given.dtype
         dtype = packed.view.dtype
         self._scalars[f"{name}_at"] = packed.offset

@@ -1,4 +1,4 @@
-"""config.json: typed look-ups whose errors name the key, the value and the file."""
+"""A target's config.json: where its fields may stand, and which must."""
 
 from __future__ import annotations
 
@@ -8,76 +8,10 @@ from typing import Any
 
 import pytest
 
-from dflash_suite.core.checkpoint.target_config import (
-    Fields,
-    as_id_set,
-    read_json,
-    read_target_config,
-)
-from dflash_suite.core.errors import ConfigError, ModelNotFound
+from dflash_suite.core.checkpoint.target_config import as_id_set, read_target_config
+from dflash_suite.core.errors import ConfigError
 
 pytestmark = pytest.mark.quick
-
-FILE = Path("some") / "config.json"
-
-
-def fields(inner: dict[str, Any], outer: dict[str, Any] | None = None) -> Fields:
-    return Fields(FILE, (("inner.", inner), ("", outer or {})))
-
-
-def test_the_first_place_that_has_a_key_wins() -> None:
-    both = fields({"a": 1}, {"a": 2, "b": 3})
-    assert both.integer("a") == 1 and both.integer("b") == 3
-    assert both.raw("a") == ("inner.a", 1) and both.raw("b") == ("b", 3)
-    assert both.raw("c") is None
-    assert fields({"a": None}, {"a": 2}).integer("a") == 2, "null is absent"
-
-
-def test_a_missing_key_names_every_place() -> None:
-    with pytest.raises(ConfigError) as caught:
-        fields({}).integer("size")
-    assert str(FILE) in str(caught.value)
-    assert "'inner.size' or 'size' is missing; it has no safe default" in str(caught.value)
-
-
-def test_defaults_and_minimum() -> None:
-    assert fields({}).integer("size", 7) == 7
-    assert fields({"size": 0}).integer("size", minimum=0) == 0
-    with pytest.raises(ConfigError, match="'inner.size' is 0, expected at least 1"):
-        fields({"size": 0}).integer("size", 7)
-    assert fields({}).number("eps", 0.5) == 0.5
-    assert fields({"eps": 2}).number("eps") == 2.0
-    assert fields({}).boolean("flag") is None
-    assert fields({"flag": False}).boolean("flag") is False
-    assert fields({"ids": [3, 1]}).integers("ids") == (3, 1), "in the file's order"
-
-
-WRONG: list[tuple[str, Any, str]] = [
-    ("integer", "8", "a whole number"),
-    ("integer", 8.0, "a whole number"),
-    ("integer", True, "a whole number"),
-    ("integer", [8], "a whole number"),
-    ("number", "1e-6", "a number"),
-    ("number", True, "a number"),
-    ("number", float("nan"), "a finite number"),
-    ("number", float("inf"), "a finite number"),
-    ("number", float("-inf"), "a finite number"),
-    ("boolean", 1, "true or false"),
-    ("boolean", "true", "true or false"),
-    ("integers", 3, "a list of whole numbers"),
-    ("integers", [1, 2.0], "a list of whole numbers"),
-    ("integers", [1, True], "a list of whole numbers"),
-    ("integers", {"a": 1}, "a list of whole numbers"),
-]
-
-
-@pytest.mark.parametrize(("method", "value", "expected"), WRONG)
-def test_a_wrong_type_names_key_value_and_expectation(
-    method: str, value: Any, expected: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        getattr(fields({"key": value}), method)("key")
-    assert str(caught.value) == f"{FILE}: 'inner.key' is {value!r}, expected {expected}"
 
 
 @pytest.mark.parametrize(
@@ -89,16 +23,6 @@ def test_a_wrong_type_names_key_value_and_expectation(
 )  # fmt: skip
 def test_id_sets(value: Any, ids: set[int]) -> None:
     assert as_id_set(value) == ids
-
-
-def test_read_json(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    with pytest.raises(ModelNotFound, match="does not exist: give the directory"):
-        read_json(file)
-    file.write_text('{"a": 1}', encoding="utf-8")
-    assert read_json(file) == {"a": 1}
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_json(tmp_path)
 
 
 TOP = {"model_type": "qwen3", "vocab_size": 9, "num_hidden_layers": 2, "hidden_size": 4}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_suite.core.cuda.runtime import compiler
-from dflash_suite.core.errors import OptionError
+from dflash_suite.core.errors import DeviceError
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_folder_that_takes_no_file_is_done_without(built: list[str], tmp_path:
 
 def test_without_nvrtc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "open_library", lambda: None)
-    with pytest.raises(OptionError, match="nvidia-cuda-nvrtc.*--kernels stock"):
+    with pytest.raises(DeviceError, match="nvidia-cuda-nvrtc.*--kernels stock"):
         compiler.compile_text("text", "sm_90")
 
 

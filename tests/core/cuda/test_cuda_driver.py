@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_suite.core.cuda.runtime import driver
-from dflash_suite.core.errors import OptionError
+from dflash_suite.core.errors import DeviceError
 
 
 class Driver:
@@ -53,7 +53,16 @@ def test_the_context_that_mlx_works_in_is_kept(
 @pytest.mark.parametrize("broken", ["cuInit", "cuMemHostAlloc", "cuMemHostGetDevicePointer_v2"])
 def test_a_driver_that_fails_is_named(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(Driver(1, broken), monkeypatch)
-    with pytest.raises(OptionError, match="CUDA driver failed with code 2"):
+    with pytest.raises(DeviceError, match="CUDA driver failed with code 2"):
+        driver.shared_words(16)
+
+
+def test_a_driver_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(DeviceError, match="CUDA driver libcuda.so.1 cannot be opened"):
         driver.shared_words(16)
 
 

@@ -13,7 +13,7 @@ from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
 from dflash_suite.core.cuda.ops.mailbox import LETTERS, WORDS, Mailbox
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.decode.setup import Setup
-from dflash_suite.core.errors import OptionError
+from dflash_suite.core.errors import DeviceError
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.backbones import HybridBackbone
 from dflash_suite.core.target.target import Target
@@ -62,7 +62,7 @@ def test_a_pass_that_hands_nothing_over_is_an_error_and_no_hang(
     lost: Any = lambda **call: [mx.zeros((1,))]  # noqa: E731
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", lost)
     fetch = box.post([mx.array([1])])
-    with pytest.raises(OptionError, match="without handing its tokens over"):
+    with pytest.raises(DeviceError, match="without handing its tokens over"):
         fetch()
 
 
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_read_as_before(
         assert len(emulated.calls) == start
 
     def refused(count: int) -> Any:
-        raise OptionError("the CUDA driver failed with code 2")
+        raise DeviceError("the CUDA driver failed with code 2")
 
     mailbox.mailbox.cache_clear()
     monkeypatch.setattr(mailbox, "shared_words", refused)

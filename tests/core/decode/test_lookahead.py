@@ -7,8 +7,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from dflash_suite.core.decode.lookahead import Lookahead
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.decode.setup import Setup
+from dflash_suite.core.errors import CacheError
 from dflash_suite.core.options import GenerateOptions
 from dflash_suite.core.target.target import Target
 from tests.kit.tiny import PieceDetokenizer, assert_varied, make_target, prompt, with_eos
@@ -71,6 +73,15 @@ def test_closing_between_events_takes_the_queued_pass_back() -> None:
     assert emitted > 3
     assert waiting.emitter.token_ids == generation.emitter.token_ids
     same_caches(generation.cache, waiting.cache)
+
+
+def test_a_second_pass_is_not_queued_over_the_first() -> None:
+    target = make_target("hybrid")
+    ahead = Lookahead(target, target.make_cache())
+    ahead.step(mx.array([3]), more=True)
+    with pytest.raises(CacheError, match="queued already"):
+        ahead.queue(mx.array([4]))
+    assert ahead.rows == 1
 
 
 def test_the_cpu_waits_unless_told_otherwise() -> None:

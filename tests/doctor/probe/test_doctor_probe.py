@@ -208,7 +208,7 @@ def test_a_planted_dependence_in_the_report(fault: Fault) -> None:
     assert {"fixed keys", "padded"} <= set(first.columns)
     assert any(row[first.columns.index("difference")] != "0" for row in first.rows)
     shown = Console(width=80, file=StringIO())
-    shown.print(rich_table(first))
+    shown.print(rich_table(shown, first))
     assert isinstance(shown.file, StringIO)
     assert all(cell in shown.file.getvalue() for row in first.rows for cell in row)
     said = "\n".join(verdicts(report))

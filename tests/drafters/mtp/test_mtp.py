@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from dflash_suite.core.decode.drafter import TargetRows
 from dflash_suite.core.decode.loop import Generation
-from dflash_suite.core.errors import OptionError
+from dflash_suite.core.errors import CacheError, OptionError
 from dflash_suite.core.options import GenerateOptions, MtpHidden
 from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
@@ -113,6 +114,23 @@ def test_drafting_twice_is_drafting_once(tmp_path: Path) -> None:
     show(drafter, rows_of(target, prompt(9), drafter), [9])
     first = as_ids(drafter.draft(mx.array([5]), 3))
     assert as_ids(drafter.draft(mx.array([5]), 3)) == first
+
+
+def test_rows_out_of_order_and_foreign_marks_are_refused(tmp_path: Path) -> None:
+    """A typed error, with or without `python -O`, and nothing changed."""
+    target, drafter = tiny_head(tmp_path)
+    rows = rows_of(target, prompt(6), drafter)
+    show(drafter, rows, [6])
+    before = context_of(drafter)
+    with pytest.raises(CacheError, match="mtp context diverged: it stands at 6, got rows from 9"):
+        drafter.observe(TargetRows(9, rows.token_ids, None, rows.hidden))
+    for mark in (6, replace(drafter.mark(), rows=99)):
+        with pytest.raises(CacheError, match="no mark of this context, which holds 5 rows"):
+            drafter.return_to(mark)
+    drafter.hidden = "pre"
+    with pytest.raises(CacheError, match="got no taps"):
+        drafter.observe(TargetRows(6, rows.token_ids, None, rows.hidden))
+    assert context_of(drafter) == before
 
 
 def test_a_gap_keeps_true_positions(tmp_path: Path) -> None:
