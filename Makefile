@@ -12,11 +12,11 @@ demo: install
 	$(BIN)/dflash generate --speculation mtp --max-tokens 64 --no-gate --no-stored-probe </dev/null
 
 test: install lint types
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # Lint, types and the tests marked `quick`: under a minute, for between two edits.
 check: install lint types
-	$(BIN)/python -m pytest -n auto --dist loadfile -m quick
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m quick
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit.places import ROOT
+
+pytestmark = pytest.mark.quick
 
 LAYERS = ("core", "drafters", "doctor", "cli")
 """From the lowest to the highest: a layer imports from itself and from those before it."""
@@ -33,6 +36,12 @@ Module = tuple[str, ...]
 """The parts of a module's name below dflash_suite: ("core", "decode", "loop")."""
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a text, which many tests walk."""
+    return ast.parse(source)
+
+
 def module_of(file: Path) -> Module:
     """A file's module; a package's `__init__` is the package."""
     parts = file.relative_to(ROOT).with_suffix("").parts
@@ -45,7 +54,7 @@ def imports_of(source: str, module: Module, is_package: bool = False) -> Iterato
     Of `from X import a` it is X.a, whether a is a module or something that X defines.
     """
     package = module if is_package else module[:-1]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first, *rest = alias.name.split(".")
@@ -166,7 +175,7 @@ def test_the_circle_check_finds_planted_ones(module: str, planted: str, circle: 
 def test_no_two_classes_share_a_name() -> None:
     homes: dict[str, list[str]] = {}
     for module, source in read_sources()[0].items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(".".join(module))
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
@@ -176,7 +185,7 @@ def test_every_package_says_what_it_is() -> None:
     """What lives there, what it may import, who uses it."""
     for file in FILES:
         if file.name == "__init__.py":
-            text = ast.get_docstring(ast.parse(file.read_text())) or ""
+            text = ast.get_docstring(parsed(file.read_text())) or ""
             first, _, rest = text.partition("\n")
             assert first.endswith("."), file
             assert "May import: " in rest and "Used by: " in rest, file
@@ -185,7 +194,7 @@ def test_every_package_says_what_it_is() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_only_the_command_prints_and_reads_no_stray_environment(file: Path) -> None:
     source, layer = file.read_text(), module_of(file)[0]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert layer == "cli" or node.func.id != "print", f"{file}: print outside cli"
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"):

@@ -13,6 +13,8 @@ import pytest
 
 from tests.kit.places import GPU_BENCH
 
+pytestmark = pytest.mark.quick
+
 FOLDER = GPU_BENCH
 
 

@@ -8,10 +8,14 @@ import sys
 from dataclasses import fields
 from typing import get_type_hints
 
+import pytest
+
 import dflash_suite
 from dflash_suite.core import errors
 from dflash_suite.core.options import LoadOptions
 from dflash_suite.drafters.load_keywords import LoadKeywords
+
+pytestmark = pytest.mark.quick
 
 
 def test_every_public_name_is_there() -> None:

@@ -13,6 +13,8 @@ from dflash_suite.cli.app import app
 from tests.kit.places import ROOT
 from tests.kit.readme_tree import readme_with_tree
 
+pytestmark = pytest.mark.quick
+
 README = (ROOT / "README.md").read_text()
 OPTIONS = (ROOT / "cli" / "README.md").read_text()
 

@@ -11,6 +11,8 @@ from dflash_suite.core.block import NO_BLOCK, StoredBlock, resolve_block, resolv
 from dflash_suite.core.errors import OptionError
 from dflash_suite.core.options import SPECULATION_VALUES, GenerateOptions, parse_speculation
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("text", "value"),

@@ -22,6 +22,8 @@ from dflash_suite.doctor.checks.machine import (
 )
 from tests.kit.places import ROOT
 
+pytestmark = pytest.mark.quick
+
 
 def dotted(parts: tuple[int, ...]) -> str:
     """(0, 32, 2) -> 0.32.2."""

@@ -14,6 +14,8 @@ from tests.kit.doctor_pairs import SOUND, look, save_head, save_pair, troubles
 from tests.kit.tiny import HYBRID, save_checkpoint
 from tests.kit.tiny_mtp import head_tensors, prefixed
 
+pytestmark = pytest.mark.quick
+
 
 def finding(diagnosis: Diagnosis, name: str) -> CheckResult:
     """One check's result."""

@@ -21,6 +21,8 @@ from dflash_suite.drafters.dflash.config import read_drafter_config
 from dflash_suite.drafters.dflash.load import check_files
 from tests.kit.published import Tensors, published_config, published_tensors, save_published
 
+pytestmark = pytest.mark.quick
+
 V1 = "Qwen3-4B-DFlash-b16"
 GEN_B = "Qwen3.5-4B-DFlash.genB"
 V2 = "Qwen3.8-27B-DFlash2"

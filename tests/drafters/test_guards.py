@@ -25,6 +25,8 @@ from tests.kit import tiny
 from tests.kit.tiny import raw_config, save_checkpoint
 from tests.kit.tiny_drafter import raw_drafter, save_drafter, write_config
 
+pytestmark = pytest.mark.quick
+
 VOCAB = "{kind} drafter vocab 500 != target 512"
 LAYERS = "{kind} drafter expects 9 target layers, target has 4"
 HIDDEN = "{kind} drafter hidden size 96 != target 64"

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import get_args
 
+import pytest
+
 from dflash_suite.core.options import GenerateOptions, LoadOptions, Speculation
 from dflash_suite.drafters.bench.arm_specs import ArmSpec
 from dflash_suite.drafters.methods.table import METHODS, method_of, methods_for
+
+pytestmark = pytest.mark.quick
 
 
 def test_rows_are_the_values_of_speculation() -> None:

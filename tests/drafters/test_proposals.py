@@ -19,7 +19,7 @@ from dflash_suite.drafters.mtp.drafter import MtpDrafter
 from tests.kit.chance import critical
 from tests.kit.small_vocabulary import KINDS, PROMPT_IDS, VOCAB, DrawingKind, small_pair
 
-DRAWS, COUNT, BINS = 120, 4, 10
+DRAWS, COUNT, BINS = 80, 4, 10
 OPTIONS: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.5},
     "hot, top-k": {"temperature": 2.0, "top_k": 3},

@@ -23,6 +23,8 @@ from tests.kit.published import (
     save_sparse,
 )
 
+pytestmark = pytest.mark.quick
+
 REFUSED = {
     "GLM-5.3-Flash-DFlash2",
     "Qwen3-8B-speculator.dflash",

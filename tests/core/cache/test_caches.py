@@ -18,6 +18,8 @@ from dflash_suite.core.target.target import Target
 from tests.kit.snapshots import fed_alone, meaning, whole
 from tests.kit.tiny import Kind, make_target, prompt, stock_greedy
 
+pytestmark = pytest.mark.quick
+
 stock: Any = stock_caches
 GdnCache: Any = caches.GdnCache
 GDN_ARRAYS = [True, True, True, False]

@@ -25,6 +25,8 @@ from tests.kit.cuda_on_cpu import COMPILER
 from tests.kit.snapshots import bits, meaning, whole
 from tests.kit.tiny import make_target, prompt
 
+pytestmark = pytest.mark.quick
+
 ROWS, FED, KEEP = 5, 6, 2
 GDN = (0, 1, 2, 4, 5)
 IDS = prompt(60)

@@ -20,6 +20,8 @@ from tests.kit.places import ROOT
 from tests.kit.snapshots import meaning, whole
 from tests.kit.tiny import make_target, prompt
 
+pytestmark = pytest.mark.quick
+
 WINDOW = 5
 MAKERS: dict[str, Any] = {
     "gdn": GdnCache,

@@ -11,6 +11,8 @@ import pytest
 from dflash_suite.core.checkpoint.target_config import as_id_set, read_target_config
 from dflash_suite.core.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("value", "ids"),

@@ -19,6 +19,8 @@ from dflash_suite.core.checkpoint.safetensors_headers import (
 )
 from dflash_suite.core.errors import DflashError, ModelNotFound, TensorError
 
+pytestmark = pytest.mark.quick
+
 
 def entry(dtype: str = "F32", shape: Any = (2, 3), offsets: Any = (0, 24)) -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}

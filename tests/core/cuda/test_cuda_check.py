@@ -22,6 +22,8 @@ from dflash_suite.core.errors import ForwardMismatch
 from dflash_suite.core.target.target import Target
 from tests.kit.tiny import make_target
 
+pytestmark = pytest.mark.quick
+
 
 class Planted(OpKernels):
     """A gated product that is wrong in one of its two ways, or a little off."""

@@ -22,6 +22,8 @@ from dflash_suite.core.target.target import Target
 from dflash_suite.drafters.pair import Pair, load_pair
 from tests.kit.tiny import make_target, prompt
 
+pytestmark = pytest.mark.quick
+
 TAPS = (0, 3, 5)
 
 

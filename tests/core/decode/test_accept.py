@@ -7,6 +7,8 @@ import pytest
 from dflash_suite.core.decode.accept import accept_prefix, count_accepted
 from dflash_suite.core.stats import GenerationStats
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("drafts", "choices", "tokens"),

@@ -12,6 +12,8 @@ from dflash_suite.core.decode.chat import reasoning_arguments, render_chat, temp
 from dflash_suite.core.errors import OptionError, PromptError
 from tests.kit.tiny import save_byte_tokenizer
 
+pytestmark = pytest.mark.quick
+
 TURN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 TEMPLATES = {
     "none": TURN,

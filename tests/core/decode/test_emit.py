@@ -14,6 +14,8 @@ from dflash_suite.core.decode.emit import Emitter, prime
 from dflash_suite.core.loading.load import LoadedTarget
 from tests.kit.tiny import PieceDetokenizer, save_byte_tokenizer
 
+pytestmark = pytest.mark.quick
+
 PIECES = {1: "a", 2: "b", 3: "ST", 4: "OP", 5: "c", 6: "\n", 7: "S", 8: "xSTOPy", 9: ""}
 EOS = 0
 load_tokenizer: Any = untyped_load

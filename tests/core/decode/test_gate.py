@@ -11,6 +11,8 @@ from dflash_suite.core.decode.block_size import AdaptiveBlock
 from dflash_suite.core.decode.gate import PLAIN, FixedRoute, Gate, GateSettings
 from tests.kit.gate_sim import Clock, Source, simulate
 
+pytestmark = pytest.mark.quick
+
 ONE = {"dflash2": 8}
 CHAIN = {"dflash2": 8, "mtp": 4}
 

@@ -49,7 +49,6 @@ def test_buffers_are_given_back_after_each_chunk_and_every_few_tokens(
     assert counter.count - 3 == last // 16 - len(ids) // 16 == 3
 
 
-@pytest.mark.quick
 def test_a_long_answer_gives_buffers_back_as_often_as_mlx_lm_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -26,6 +26,8 @@ from tests.kit.tiny import (
     target_config,
 )
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "4bit"])
 @pytest.mark.parametrize("kind", ["hybrid", "dense", "llama"])

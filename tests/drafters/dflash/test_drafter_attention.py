@@ -15,6 +15,8 @@ from tests.kit.naive_drafter import is_visible
 from tests.kit.tiny import HIDDEN, as_ids
 from tests.kit.tiny_drafter import BLOCK, make_drafter, observe_taps, tap_rows
 
+pytestmark = pytest.mark.quick
+
 ANCHOR = mx.array([5])
 SLIDING: dict[str, Any] = {
     "layer_types": ["sliding_attention", "sliding_attention"],

@@ -13,6 +13,8 @@ from dflash_suite.drafters.dflash.config import DrafterConfig, read_drafter_conf
 from dflash_suite.drafters.dflash.container import DrafterKind
 from tests.kit.tiny_drafter import ABSENT, NESTED_KEYS, raw_drafter, write_config
 
+pytestmark = pytest.mark.quick
+
 REQUIRED_V1 = (
     "head_dim",
     "hidden_size",

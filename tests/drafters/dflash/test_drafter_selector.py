@@ -12,6 +12,8 @@ from tests.kit.naive_drafter import as_float64, select
 from tests.kit.tiny import HIDDEN, VOCAB, as_ids
 from tests.kit.tiny_drafter import BLOCK, make_drafter, observe_taps, random_ends, tap_rows
 
+pytestmark = pytest.mark.quick
+
 NAME = "candidate_selector"
 
 

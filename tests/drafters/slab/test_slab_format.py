@@ -17,6 +17,8 @@ from dflash_suite.drafters.slab.file_format import ALIGNMENT_BYTES, Slab, open_s
 from tests.kit.slabs import half_tensors, plan_of, same_bits, save_half, use
 from tests.kit.tiny_drafter import raw_drafter, save_drafter
 
+pytestmark = pytest.mark.quick
+
 SPARED = ("norm.weight", "base_kernel", "codebook")
 
 
