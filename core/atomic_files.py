@@ -6,9 +6,12 @@ step. Links are never followed: what stands at a temporary name is replaced, not
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,27 +41,30 @@ def write_whole(path: Path, data: bytes) -> None:
 def put_in_place(stream: BinaryIO, temporary: Path, path: Path) -> None:
     """Give the written file at `temporary`, still open as `stream`, its name.
 
-    Raises OSError; the directory itself is on the disk too when it returns.
+    Raises OSError, and `path` is what it was then. The directory reaches the disk too where it can
+    be asked to: some file systems refuse that, and the file stands there whole all the same.
     """
     os.fsync(stream.fileno())
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with suppress(OSError):
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def open_own(path: Path) -> BinaryIO:
     """Open a file of ours for reading and writing, unbuffered, made where there is none.
 
     A link, a file with another name elsewhere, or another user's file at this name is taken away
-    first: what it leads to is never touched. Raises OSError.
+    first: what it leads to is never touched. Raises OSError, a PermissionError where somebody holds
+    a lock on such a file: another user's process is at work on it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
     while True:
         if not _is_ours(path):
-            path.unlink(missing_ok=True)
+            _take_away(path)
         try:
             descriptor = os.open(path, flags, MODE)
         except OSError:
@@ -69,7 +75,27 @@ def open_own(path: Path) -> BinaryIO:
         if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
             return open(descriptor, "r+b", buffering=0)
         os.close(descriptor)
+        _take_away(path)
+
+
+def _take_away(path: Path) -> None:
+    """Remove what is not ours, under its lock where it is a file."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()
+            return
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)
+    except BlockingIOError:
+        message = "another user's process is writing it"
+        raise PermissionError(errno.EACCES, message, str(path)) from None
+    finally:
+        os.close(descriptor)
 
 
 def _is_ours(path: Path) -> bool:

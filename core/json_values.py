@@ -130,7 +130,7 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested deep, or a number of thousands of digits
-        return f"a {type(value).__name__} too large to be shown"
+        return f"{type(value).__name__}, too large to be shown"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checkpoint.families import canonical_type, require_supported
-from ..core.checkpoint.target_config import Fields, TargetConfig
+from ..core.checkpoint.target_config import TargetConfig
 from ..core.errors import CheckpointError, DrafterMismatch, UnsupportedModel
+from ..core.json_values import Fields
 from .dflash.config import DrafterConfig
 from .dflash.container import classify
 

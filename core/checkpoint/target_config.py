@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedModel
-from ..json_values import Fields as Fields
-from ..json_values import checked, wrong_value
-from ..json_values import read_json as read_json
+from ..json_values import Fields, checked, read_json, wrong_value
 from .config_repairs import Repairs, find_repairs
 from .families import FAMILIES, Family, require_supported
 

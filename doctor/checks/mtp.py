@@ -92,7 +92,7 @@ def tensors(say: Words, subject: MtpSubject) -> CheckResult:
     "nothing must be done: generate decides by the norms' values; compare acceptance to be sure",
 )
 def norms(say: Words, subject: MtpSubject) -> CheckResult:
-    """HF files store them less one; without their values only the layout tells (5.3)."""
+    """HF files store them less one; without their values only the layout tells."""
     told = set(_evidence(subject))
     if len(told) != 1:
         return say.warned("undecided from headers: " + ("they contradict" if told else "no sign"))

@@ -171,8 +171,8 @@ class DFlashDrafter:
         """Drop the rows observed since."""
         if not isinstance(mark, int) or mark > self._position:
             raise CacheError(
-                f"{self.name} cannot go back to a {type(mark).__name__}: it is not a mark of this "
-                f"context, which stands at {self._position}"
+                f"{self.name} cannot go back to this {type(mark).__name__}: it is not a mark of "
+                f"this context, which stands at {self._position}"
             )
         for buffer in self._buffers:
             buffer.drop(self._position - mark)

@@ -42,7 +42,7 @@ def find(target: TargetConfig, loading: LoadOptions, report: Report) -> Candidat
 
 def head_given_as_drafter(loading: LoadOptions) -> LoadOptions:
     """--drafter may name an MTP head's folder; only what is no DFlash checkpoint is looked at."""
-    from ...core.checkpoint.target_config import read_json
+    from ...core.json_values import read_json
     from ..dflash.container import classify
     from ..locate import locate
     from ..mtp.find import is_head_folder

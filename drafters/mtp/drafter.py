@@ -218,8 +218,8 @@ class MtpDrafter:
         """Drop the rows fed since."""
         if not isinstance(mark, HeadMark) or mark.rows > self._cache.rows:
             raise CacheError(
-                f"{self.name} cannot go back to a {type(mark).__name__}: it is not a mark of this "
-                f"context, which holds {self._cache.rows} rows"
+                f"{self.name} cannot go back to this {type(mark).__name__}: it is not a mark of "
+                f"this context, which holds {self._cache.rows} rows"
             )
         self._cache.trim(self._cache.rows - mark.rows)
         self._position, self._pending = mark.position, mark.pending

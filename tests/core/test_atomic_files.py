@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from dflash_suite.core.atomic_files import open_own, write_whole
+from dflash_suite.drafters.slab.store import sweep
 
 
 def test_whole_with_its_directory_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -62,3 +64,37 @@ def test_our_own_file_is_opened_as_it_stands(tmp_path: Path) -> None:
     number = place.stat().st_ino
     with open_own(place) as stream:
         assert stream.read() == b"half" and os.fstat(stream.fileno()).st_ino == number
+
+
+def test_another_users_file_is_taken_away_unless_somebody_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is asked first: a live builder that loses its file would rename a stranger's."""
+    place = tmp_path / "slab.tmp"
+    place.write_bytes(b"another user's")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with place.open("rb") as builder:
+        fcntl.flock(builder, fcntl.LOCK_EX)
+        with pytest.raises(PermissionError, match="another user's process is writing it"):
+            open_own(place)
+        assert not sweep(tmp_path / "slab")
+        assert place.read_bytes() == b"another user's"
+    with open_own(place) as stream:
+        assert stream.read() == b"", "a new file: the old one is nobody's work"
+
+
+def test_a_directory_that_cannot_be_synced_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some network file systems do: the file has its name by then."""
+    real = os.fsync
+
+    def only_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(22, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    write_whole(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]

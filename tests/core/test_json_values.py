@@ -160,6 +160,6 @@ def test_a_message_stays_readable_whatever_it_repeats() -> None:
     for _ in range(100_000):
         deep = [deep]
     assert shown("a") == "'a'"
-    assert shown(deep) == "a list too large to be shown"
-    assert shown(10**5000) == "a int too large to be shown"
+    assert shown(deep) == "list, too large to be shown"
+    assert shown(10**5000) == "int, too large to be shown"
     assert len(shown("a" * 10_000)) == LONGEST_SHOWN + 3

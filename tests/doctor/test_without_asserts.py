@@ -82,7 +82,6 @@ def test_weights_without_a_tensor_are_an_error_that_names_the_file(tmp_path: Pat
     assert "no tensor in it" in " ".join(done.stderr.split())
 
 
-@pytest.mark.xfail(reason="cli/commands/requests.py still tells a bad logit_bias by an assert")
 def test_one_bad_line_does_not_end_a_batch() -> None:
     lines = [
         {"prompt": "x", "logit_bias": [1]},

@@ -186,6 +186,6 @@ def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="it stands at 3, got no taps"):
         drafter.observe(TargetRows(3, ids, None, hidden))
     for mark in (4, "3"):
-        with pytest.raises(CacheError, match="no mark of this context, which stands at 3"):
+        with pytest.raises(CacheError, match="not a mark of this context, which stands at 3"):
             drafter.return_to(mark)
     assert drafter.position == 3 and drafter.context_lengths == [3, 3]

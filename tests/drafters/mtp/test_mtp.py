@@ -125,7 +125,7 @@ def test_rows_out_of_order_and_foreign_marks_are_refused(tmp_path: Path) -> None
     with pytest.raises(CacheError, match="mtp context diverged: it stands at 6, got rows from 9"):
         drafter.observe(TargetRows(9, rows.token_ids, None, rows.hidden))
     for mark in (6, replace(drafter.mark(), rows=99)):
-        with pytest.raises(CacheError, match="no mark of this context, which holds 5 rows"):
+        with pytest.raises(CacheError, match="not a mark of this context, which holds 5 rows"):
             drafter.return_to(mark)
     drafter.hidden = "pre"
     with pytest.raises(CacheError, match="got no taps"):
