@@ -38,6 +38,12 @@ __device__ __forceinline__ void warm_rows(const void* rows, const Which& which, 
     warm_line(static_cast<const char*>(rows) + size_t(which.row(i / lines)) * width + i % lines * 128);
 }
 
+// The shared memory that the launch asked for.
+__device__ __forceinline__ void* room() {
+  extern __shared__ uint4 words[];
+  return words;
+}
+
 // BYTES (4, 8 or 16) on their way from global into shared memory; they are there once the copies up
 // to the end that follows them have been waited for.
 template <int BYTES>

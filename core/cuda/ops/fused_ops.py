@@ -16,6 +16,7 @@ from ...device import on_cuda
 from ..runtime.compiler import can_compile
 from ..runtime.packs import pack_layers
 from ..runtime.steps import Packed, run_step
+from . import fourbit
 from .attention import fits_heads
 from .ends import numbers
 from .layers import joins_layer
@@ -85,7 +86,8 @@ class CudaKernels(OpKernels):
         rows = feed(x, norm)
         if rows is None or not fits_linear(module, rows.count):
             return super().linear(module, x, residual, norm)
-        return run_step(linear_step("linear", module, rows, residual))[0]
+        make = fourbit.linear_step if fourbit.takes(module) else linear_step
+        return run_step(make("linear", module, rows, residual))[0]
 
     def several(
         self,
@@ -97,7 +99,8 @@ class CudaKernels(OpKernels):
         rows = feed(x, norm)
         if rows is None or not fit_together(modules, rows.count):
             return super().several(modules, x, heads, norm)
-        return run_step(several_step("several", modules, rows, heads))
+        make = fourbit.several_step if fourbit.takes(modules[0]) else several_step
+        return run_step(make("several", modules, rows, heads))[: len(modules)]
 
     def fits_attention(self, attention: Any, rope: Any, rows: int, dtype: mx.Dtype) -> bool:
         return fits_heads(attention, rope, rows) and dtype == mx.bfloat16
@@ -112,7 +115,8 @@ class CudaKernels(OpKernels):
         rows = feed(x, norm)
         if rows is None or not fits_pair(gate, up, rows.count):
             return super().gated(gate, up, x, norm)
-        return run_step(gated_step("gated", gate, up, rows))[0]
+        make = fourbit.gated_step if fourbit.takes(gate) else gated_step
+        return run_step(make("gated", gate, up, rows))[0]
 
     def gdn(
         self,
@@ -146,7 +150,8 @@ class CudaKernels(OpKernels):
         if not fit or {y.dtype, z.dtype} != {mx.bfloat16}:
             return super().linear_gate_normed(module, y, norm, z, residual)
         rows = feed_gate_normed(y, norm, z, count, heads, dim)
-        return run_step(linear_step("linear", module, rows, residual))[0]
+        make = fourbit.linear_step if fourbit.takes(module) else linear_step
+        return run_step(make("linear", module, rows, residual))[0]
 
 
 def weight_bytes(module: Any) -> int:
