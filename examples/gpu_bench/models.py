@@ -21,7 +21,7 @@ from dflash_suite.drafters.dflash.drafter import DFlashDrafter, DFlashModel
 from dflash_suite.drafters.dflash.layers import make_rope
 
 Precision = Literal["bf16", "q4"]
-Shape = Literal["9b", "35b-a3b", "tiny"]
+Shape = Literal["9b", "27b", "35b-a3b", "tiny"]
 
 HYBRID: dict[str, Any] = {
     "attention_bias": False,
@@ -50,6 +50,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 4096,
         "intermediate_size": 12288,
         "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+    },
+    "27b": {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "linear_num_value_heads": 48,
+        "num_attention_heads": 24,
+        "num_hidden_layers": 64,
         "num_key_value_heads": 4,
     },
     "35b-a3b": {
@@ -81,6 +90,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 DRAFT_SHAPES: dict[str, dict[str, int]] = {
     "9b": {"heads": 32, "kv_heads": 8, "head_dim": 128, "inner": 12288, "mask": 248070},
+    "27b": {"heads": 32, "kv_heads": 8, "head_dim": 128, "inner": 17408, "mask": 248070},
     "35b-a3b": {"heads": 32, "kv_heads": 8, "head_dim": 128, "inner": 6144, "mask": 248070},
     "tiny": {"heads": 4, "kv_heads": 2, "head_dim": 16, "inner": 128, "mask": 3},
 }

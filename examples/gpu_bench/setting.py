@@ -44,7 +44,7 @@ def no_gpu() -> bool:
 def parse(description: str, contexts: tuple[int, ...] = (64, 4096)) -> Arguments:
     """--shape, --precision, --context (may be repeated), --repeats, --results, --force."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--shape", default="9b", choices=["9b", "35b-a3b", "tiny"])
+    parser.add_argument("--shape", default="9b", choices=["9b", "27b", "35b-a3b", "tiny"])
     parser.add_argument("--precision", default="bf16", choices=["bf16", "q4"])
     parser.add_argument("--context", type=int, action="append", help="tokens in the cache")
     parser.add_argument("--repeats", type=int, default=30)
