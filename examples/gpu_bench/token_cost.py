@@ -1,5 +1,5 @@
-"""Figures h and i: a plain token whose pass is queued before the one before it is read, over the time
-that the weights take at the speed of a copy; and passes of 8 and 16 rows over one row.
+"""Figures h and i: a plain token, queued before the one before it is read, over the time that the
+weights take at the speed of a copy; and passes of 8 and 16 rows over one row.
 
 python examples/gpu_bench/token_cost.py --shape 27b --precision q4 --context 64
 """
@@ -17,7 +17,7 @@ from results import Row, ratios, summarize
 from setting import Arguments, bookmark, filled_cache, prompt_ids, verify_call
 from timing import Prepared, interleave
 
-from dflash_suite.core.choose import greedy
+from dflash_suite.core.decode.choose import greedy
 from dflash_suite.core.device import start_eval
 
 TOKENS = 24

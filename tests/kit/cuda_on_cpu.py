@@ -104,7 +104,8 @@ class CudaOnCpu:
         assert primitives in text and COMPILER is not None
         include = f'#include "{self._header(COMPILER)}"\n'
         text = text.replace(primitives, "").replace(launch.PREAMBLE, include)
-        pattern = rf'extern "C" __global__ void __launch_bounds__\(([0-9]+)[0-9, ]*\) {symbol}\((.*?)\) \{{'
+        bounds = r"__launch_bounds__\(([0-9]+)[0-9, ]*\)"
+        pattern = rf'extern "C" __global__ void {bounds} {symbol}\((.*?)\) \{{'
         match = re.search(pattern, text, re.DOTALL)
         assert match is not None
         arguments = []

@@ -93,8 +93,7 @@ def cut(rows: Feed, group: int) -> Cut:
     slices = next(
         n
         for n in range(1, pieces + 1)
-        if pieces % n == 0
-        and (n == pieces or _cut(rows, group, n, 2, 1).room <= shared_memory())
+        if pieces % n == 0 and (n == pieces or _cut(rows, group, n, 2, 1).room <= shared_memory())
     )
     two = _cut(rows, group, slices, tiles, 2)
     return two if two.room <= shared_memory() else _cut(rows, group, slices, tiles, 1)

@@ -36,9 +36,9 @@ class Body:
     It sees `block`, the piece's number; `first`, whether this block of threads takes its first
     piece; `held`, a `shared` in shared memory, kept from piece to piece; and its arrays, constants
     and scalars by name. files: what it calls, beside primitives.cu. warm: what to do at the marker
-    WARM where the step before is not done yet: fetch weights into the cache. room: bytes that `shared`
-    needs where it is more than a kernel may declare, and threads of a block; such a body has a
-    launch of its own.
+    WARM where the step before is not done yet: fetch weights into the cache. room: bytes that
+    `shared` needs where it is more than a kernel may declare; such a body has a launch of its own.
+    threads: of a block.
     """
 
     text: str
@@ -120,7 +120,7 @@ def _types(function: Function, at: int) -> str:
 def _memory(functions: Sequence[Function]) -> str:
     """Shared memory that the steps use in turn."""
     if functions[0].body.room:
-        return f"static_assert(sizeof(of_0::Held) <= {functions[0].body.room}, \"room\");"
+        return f'static_assert(sizeof(of_0::Held) <= {functions[0].body.room}, "room");'
     held = " ".join(f"of_{at}::Held of_{at};" for at in range(len(functions)))
     return f"union alignas(16) Memory {{ {held} }};\n__shared__ Memory memory;"
 

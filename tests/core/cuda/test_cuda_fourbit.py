@@ -12,13 +12,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu, emulate
 
 from dflash_suite.core.cuda.ops import fourbit
 from dflash_suite.core.cuda.ops.fused_ops import CudaKernels
 from dflash_suite.core.cuda.ops.projections import feed
 from dflash_suite.core.cuda.runtime import assemble
 from dflash_suite.core.cuda.runtime.steps import run_step
+from tests.kit.cuda_on_cpu import COMPILER, CudaOnCpu, emulate
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to stand for nvcc")
 SMALL = 30000
@@ -67,7 +67,9 @@ def test_the_product_is_right_and_a_row_does_not_know_the_others(
     cut = fourbit.cut(fed, group)
     assert (cut.slices > 1) == (slices > 1) and cut.room <= emulated.shared_memory
     found = kernels.linear(module, x)
-    rounding = error(mx.array(exactly(module, x).astype(np.float32)).astype(mx.bfloat16), 0 + exactly(module, x))
+    rounding = error(
+        mx.array(exactly(module, x).astype(np.float32)).astype(mx.bfloat16), 0 + exactly(module, x)
+    )
     assert error(found, exactly(module, x)) < 1.05 * rounding
     for count, row in ((1, 0), (1, 12), (5, 4), (8, 5)):
         at = slice(row, row + count)
@@ -98,7 +100,11 @@ def test_steps_are_the_separate_operations(emulated: CudaOnCpu) -> None:
 
 
 FAULTS = {
-    "the 128 is not taken back": ("fourbit", "fmaf(-128.0f, scale[h], ", "fmaf(-127.0f, scale[h], "),
+    "the 128 is not taken back": (
+        "fourbit",
+        "fmaf(-128.0f, scale[h], ",
+        "fmaf(-127.0f, scale[h], ",
+    ),
     "copies are not waited for": ("fourbit", "wait_copies<kSteps - 1>()", "wait_copies<kSteps>()"),
     "a slice is left out": ("slices", "i < SLICES; ++i) sum[r]", "i < SLICES - 1; ++i) sum[r]"),
     "a nibble is another's": ("fourbit", ">> (4 * i)", ">> (4 * (i ^ 1))"),
