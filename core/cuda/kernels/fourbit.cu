@@ -199,7 +199,7 @@ struct Narrow {
     const int which = copies.tile++ % 2, lane = threadIdx.x % 32;
     float total[MT][4] = {};
     copies.begin();
-#pragma unroll
+#pragma unroll 1  // what a launch costs the host grows with its code
     for (int step = 0; step < kSteps; ++step) {
       copies.wait();
       warp_sync();
@@ -238,7 +238,7 @@ struct Narrow {
     Half& half = held.half[number];
     Copies<At> copies(at, half, item * R, end * R, block % SLICES);
     copies.begin();
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < kSteps; ++step) copies.issue(step);
     rows.template measure_all<HALVES * kWarps>(M, K);
     stage(held, rows, M, block % SLICES);
@@ -248,8 +248,12 @@ struct Narrow {
 #pragma unroll 1
     for (; item < end; ++item) {
       float y[R];
-#pragma unroll
-      for (int r = 0; r < R; ++r) y[r] = tile(held, half, copies, number, M);
+#pragma unroll 1
+      for (int r = 0; r < R; ++r) {
+        const float sum = tile(held, half, copies, number, M);
+        if (r == 0) y[0] = sum;
+        if (r == R - 1) y[R - 1] = sum;
+      }
       if (SLICES > 1)
         slices.put(item, row < M, y, finish);
       else if (row < M)

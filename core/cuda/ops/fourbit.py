@@ -57,12 +57,12 @@ def takes(module: Any) -> bool:
     """Whether a layer that `fits_linear` is one of these: whole pieces, whole words of scales."""
     if not isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
         return False
-    width = module.weight.shape[1] * 8
+    width = int(module.weight.shape[1]) * 8
     return bool(width % max(PIECE, 2 * module.group_size) == 0)
 
 
 @dataclass(frozen=True)
-class Cut:
+class RowLayout:
     """How the rows of one projection lie in shared memory. width: k; group: of the scales; slices:
     of k, each of another block; tiles: of 8 rows; halves: of a block; factors: numbers that the
     rows' norm needs."""
@@ -86,7 +86,7 @@ class Cut:
         return rows + self.halves * half + -(-self.factors * 4 // 16) * 16
 
 
-def cut(rows: Feed, group: int) -> Cut:
+def cut(rows: Feed, group: int) -> RowLayout:
     """As few slices as 16 rows leave room for, whatever the rows are now: the order of addition."""
     tiles = row_tiles(rows.count)
     pieces = rows.width // max(PIECE, 2 * group)
@@ -99,17 +99,17 @@ def cut(rows: Feed, group: int) -> Cut:
     return two if two.room <= shared_memory() else _cut(rows, group, slices, tiles, 1)
 
 
-def _cut(rows: Feed, group: int, slices: int, tiles: int, halves: int) -> Cut:
+def _cut(rows: Feed, group: int, slices: int, tiles: int, halves: int) -> RowLayout:
     factors = {
         "": 1,
         "_normed": 16 * (1 + -(-rows.width // 256)),
         "_gate_normed": 8 * tiles * rows.constants.get("HEADS", 0),
     }
-    return Cut(rows.width, group, slices, tiles, halves, factors[rows.kind])
+    return RowLayout(rows.width, group, slices, tiles, halves, factors[rows.kind])
 
 
 @cache
-def _body(kind: str, at: str, finish: str, shape: Cut, each: int) -> Body:
+def _body(kind: str, at: str, finish: str, shape: RowLayout, each: int) -> Body:
     """each: tiles of an item, whose sums `finish` is given together."""
     partial = "partial, (unsigned*)counts" if shape.slices > 1 else "nullptr, nullptr"
     text = RUN.replace("ROWS", ROWS[kind]).replace("AT", at).replace("FINISH", finish)

@@ -61,14 +61,18 @@ def test_the_product_is_right_and_a_row_does_not_know_the_others(
     emulated: CudaOnCpu, inputs: int, outputs: int, group: int, slices: int
 ) -> None:
     emulated.shared_memory = SMALL if slices > 1 else 232448
-    module, x, kernels = layer(inputs, outputs, group), rows(13, inputs), CudaKernels()
+    module, x, kernels = (
+        layer(inputs, outputs, group),
+        rows(13, inputs),
+        CudaKernels(stream_from_bytes=0),
+    )
     fed = feed(x, None)
     assert fed is not None and fourbit.takes(module)
     cut = fourbit.cut(fed, group)
     assert (cut.slices > 1) == (slices > 1) and cut.room <= emulated.shared_memory
     found = kernels.linear(module, x)
     rounding = error(
-        mx.array(exactly(module, x).astype(np.float32)).astype(mx.bfloat16), 0 + exactly(module, x)
+        mx.array(exactly(module, x).astype(np.float32)).astype(mx.bfloat16), exactly(module, x)
     )
     assert error(found, exactly(module, x)) < 1.05 * rounding
     for count, row in ((1, 0), (1, 12), (5, 4), (8, 5)):
@@ -78,7 +82,7 @@ def test_the_product_is_right_and_a_row_does_not_know_the_others(
 
 
 def test_steps_are_the_separate_operations(emulated: CudaOnCpu) -> None:
-    kernels, norm = CudaKernels(), nn.RMSNorm(512, eps=1e-6)
+    kernels, norm = CudaKernels(stream_from_bytes=0), nn.RMSNorm(512, eps=1e-6)
     norm.weight = mx.random.normal((512,)).astype(mx.bfloat16)
     modules = [layer(512, outputs) for outputs in (40, 16, 24)]
     pair = [layer(512, 56), layer(512, 56)]
@@ -95,7 +99,7 @@ def test_steps_are_the_separate_operations(emulated: CudaOnCpu) -> None:
             added = kernels.linear(modules[1], normed, residual)
             assert mx.array_equal(added, (residual + before[1]))
             gate, up = (kernels.linear(module, normed) for module in pair)
-            gated = kernels.gated(*pair, normed)
+            gated = kernels.gated(pair[0], pair[1], normed)
             assert error(gated, np.array((nn.silu(gate) * up).astype(mx.float32))) < 5e-3
 
 
