@@ -127,7 +127,7 @@ VARIANTS: dict[str, Variant] = {
     "one type too few": bad_config(V1, "4 entries", layer_types=["full_attention"] * 4),
     "unknown type": bad_config(V1, "'layer_types'", layer_types=["linear_attention"] * 5),
     "window off": bad_config(GEN_B, "'use_sliding_window'", use_sliding_window=False),
-    "heads": bad_config(V1, "no multiple", num_key_value_heads=5),
+    "heads": bad_config(V1, "not a multiple", num_key_value_heads=5),
     "conv groups": bad_config(V2, "conv_group_size 24", nested={"conv_group_size": 24}),
     "too many candidates": bad_config(V2, "selector_top_k", nested={"selector_top_k": 248321}),
     "nested is a list": bad_config(V1, "expected an object", dflash_config=[1]),
@@ -161,7 +161,7 @@ VARIANTS: dict[str, Variant] = {
     "modelopt": foreign(V1, "modelopt", quantization_config={"quant_method": "modelopt"}),
     "fp8": foreign(V1, "fp8", quantization_config={"quant_method": "fp8"}),
     "a plain model": foreign(
-        V1, "no DFlash drafter", architectures=["Qwen3ForCausalLM"], dflash_config=GONE
+        V1, "not a DFlash drafter", architectures=["Qwen3ForCausalLM"], dflash_config=GONE
     ),
     # Keys that change the arithmetic
     "anchor predicts": foreign(V1, "sample_from_anchor", sample_from_anchor=True),

@@ -72,8 +72,9 @@ struct __nv_bfloat162 {
 };
 inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 a) { return {a, a}; }
 
-constexpr int kMostThreads = 256;
-static int current, thread_count, block_arrived, block_turn, warp_arrived[8], warp_turn[8];
+constexpr int kMostThreads = 512;
+static int current, thread_count, block_arrived, block_turn, warp_arrived[16], warp_turn[16];
+static int half_arrived[2], half_turn[2];
 static Dim thread_index[kMostThreads], blockIdx, gridDim;
 #define threadIdx thread_index[current]
 static ucontext_t threads[kMostThreads];
@@ -118,10 +119,21 @@ static __attribute__((noinline)) void resume(int index) {
 
 static std::vector<std::vector<char>> stacks(kMostThreads, std::vector<char>(65536));
 
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+};
+alignas(16) static char shared_room[232448];
+static std::vector<std::vector<Copy>> open_copies[kMostThreads];  // by their ends
+
 inline void run_block(int block, int count) {
   blockIdx = {block, 0, 0};
   block_arrived = 0;
   memset(warp_arrived, 0, sizeof warp_arrived);
+  memset(half_arrived, 0, sizeof half_arrived);
+  memset(shared_room, 0x7F, sizeof shared_room);  // what is read unwritten is enormous
+  for (int i = 0; i < count; ++i) open_copies[i].assign(1, {});
   for (int i = 0; i < count; ++i) {
     thread_index[i] = {i, 0, 0};
     getcontext(&threads[i]);
@@ -175,6 +187,10 @@ inline int launch_together(
 }
 
 inline void __threadfence_system() {}
+inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned* to, unsigned value) {
+  return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST);
+}
 
 namespace dflash {
 
@@ -210,6 +226,27 @@ inline void warm_rows(const void* rows, const Which& which, int width, int) {  /
   for (int i = threadIdx.x; i < which.count() * width; i += kWarps * 32)
     warm_line(static_cast<const char*>(rows) + size_t(which.row(i / width)) * width + i % width);
 }
+inline void* room() { return shared_room; }
+
+// A copy that happens when its thread waits for it, and no sooner.
+template <int BYTES>
+inline void copy_async(void* to, const void* from) {
+  static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "as the instruction has it");
+  if ((uintptr_t(to) | uintptr_t(from)) % BYTES) _exit(1);
+  open_copies[current].back().push_back({to, from, BYTES});
+}
+inline void end_copies() { open_copies[current].push_back({}); }
+template <int N>
+inline void wait_copies() {
+  auto& open = open_copies[current];
+  for (; int(open.size()) > N + 1; open.erase(open.begin()))
+    for (const Copy& copy : open.front()) memcpy(copy.to, copy.from, copy.bytes);
+}
+inline void warp_sync() { wait_for_warp(); }
+inline void half_sync(int half) { wait_for_all(half_arrived[half], half_turn[half], 256); }
+inline float load_fresh(const float* address) { return *address; }
+inline unsigned nibble_pair(unsigned word) { return (word & 0x000F000Fu) | 0x43004300u; }
+
 inline uint4 load_once(const void* address) { return *static_cast<const uint4*>(address); }
 inline uint4 load_shared_line(const void* address) { return *static_cast<const uint4*>(address); }
 
@@ -245,6 +282,11 @@ inline float high_number(unsigned pair) { return __int_as_float(pair & 0xFFFF000
 inline unsigned pair_of(float a, float b) { return bf16(a).bits | (uint32_t(bf16(b).bits) << 16); }
 inline unsigned multiply_pairs(unsigned a, unsigned b) {
   return pair_of(low_number(a) * low_number(b), high_number(a) * high_number(b));
+}
+inline float sum_of_eight(uint4 v) {
+  const float a = low_number(v.x) + high_number(v.x), b = low_number(v.y) + high_number(v.y);
+  const float c = low_number(v.z) + high_number(v.z), d = low_number(v.w) + high_number(v.w);
+  return (a + b) + (c + d);
 }
 inline float silu(float x) { return x / (1.0f + expf(-x)); }
 inline float half_of(unsigned pair, int high) {

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from dflash_suite.core.cuda.ops import ends, mailbox
+from dflash_suite.core.cuda.ops import ends, fourbit, mailbox
 from dflash_suite.core.cuda.runtime import assemble, launch, steps
 from dflash_suite.core.cuda.runtime.steps import source_file
 
@@ -33,6 +33,8 @@ FLAGS = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-fPIC", "-U_FORTIFY_SO
 """Fortified, glibc takes a jump to another stack for a broken one."""
 BLOCKS = 2
 """Of a launch whose blocks wait for each other; fewer than the pieces of a step."""
+MULTIPROCESSORS = 3
+"""So few that a block has several items of a projection."""
 NUMPY: dict[mx.Dtype, Any] = {
     mx.bfloat16: np.uint16,
     mx.float32: np.float32,
@@ -49,9 +51,12 @@ class CudaOnCpu:
         self._texts: dict[str, str] = {}
         self._run: dict[str, Callable[..., int]] = {}
         self.calls: list[str] = []
+        self.shared_memory = 232448
         monkeypatch.setattr(launch, "compiled", self._keep)
         monkeypatch.setattr(steps, "resident_blocks", lambda: BLOCKS)
         monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", self._call)
+        monkeypatch.setattr(fourbit, "multiprocessors", lambda: MULTIPROCESSORS)
+        monkeypatch.setattr(fourbit, "shared_memory", lambda: self.shared_memory)
         monkeypatch.setattr(mailbox, "shared_words", shared_words)
 
     def _keep(self, symbol: str, text: str) -> bytes:
@@ -102,19 +107,20 @@ class CudaOnCpu:
         assert primitives in text and COMPILER is not None
         include = f'#include "{self._header(COMPILER)}"\n'
         text = text.replace(primitives, "").replace(launch.PREAMBLE, include)
-        pattern = rf'extern "C" __global__ void __launch_bounds__\([0-9, ]+\) {symbol}\((.*?)\) \{{'
+        bounds = r"__launch_bounds__\(([0-9]+)[0-9, ]*\)"
+        pattern = rf'extern "C" __global__ void {bounds} {symbol}\((.*?)\) \{{'
         match = re.search(pattern, text, re.DOTALL)
         assert match is not None
         arguments = []
-        for index, parameter in enumerate(match[1].split(",")):
+        for index, parameter in enumerate(match[2].split(",")):
             kind = parameter.rsplit(maxsplit=1)[0]
             held = f"a[{index}]"
             arguments.append(f"({kind}){held}" if "*" in kind else f"*({kind}*){held}")
-        text = f"{text[: match.start()]}static void kernel({match[1]}) {{{text[match.end() :]}"
+        text = f"{text[: match.start()]}static void kernel({match[2]}) {{{text[match.end() :]}"
         form = "launch_together" if "Grid{" in match.string[match.end() :] else "launch"
         text += (
             'extern "C" int run(int blocks, void** a, unsigned* gate) {\n'
-            f"  return {form}(blocks, {launch.THREADS}, "
+            f"  return {form}(blocks, {match[1]}, "
             f"[&] {{ kernel({', '.join(arguments)}); }}, gate);\n}}\n"
         )
         run: Callable[..., int] = ctypes.CDLL(str(self._library(COMPILER, text))).run

@@ -38,6 +38,47 @@ __device__ __forceinline__ void warm_rows(const void* rows, const Which& which, 
     warm_line(static_cast<const char*>(rows) + size_t(which.row(i / lines)) * width + i % lines * 128);
 }
 
+// The shared memory that the launch asked for.
+__device__ __forceinline__ void* room() {
+  extern __shared__ uint4 words[];
+  return words;
+}
+
+// BYTES (4, 8 or 16) on their way from global into shared memory; they are there once the copies up
+// to the end that follows them have been waited for.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+  const unsigned place = unsigned(__cvta_generic_to_shared(to));
+  if (BYTES == 16)  // not through the L1
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(BYTES)
+                 : "memory");
+}
+__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than the last N ends of this thread are open; others see it after a barrier.
+template <int N>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void warp_sync() { __syncwarp(); }
+
+// A barrier of the kWarps warps of one half of a block; 0 is the block's own.
+__device__ __forceinline__ void half_sync(int half) {
+  asm volatile("bar.sync %0, %1;" ::"r"(half + 1), "n"(kWarps * 32) : "memory");
+}
+
+// What another block may have written in this launch.
+__device__ __forceinline__ float load_fresh(const float* address) { return __ldcg(address); }
+
+// Nibbles 0 and 4 of a word as the bfloat16 numbers 128 + q.
+__device__ __forceinline__ unsigned nibble_pair(unsigned word) {
+  unsigned pair;  // (word & mask) | number in one instruction, which the compiler does not find
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(pair) : "r"(word), "r"(0x000F000Fu), "r"(0x43004300u));
+  return pair;
+}
+
 // c (16 x 8) += a (16 x 16) * b (16 x 8): bfloat16 in, float32 out, one warp.
 __device__ __forceinline__ void matrix_step(
     float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
@@ -76,6 +117,13 @@ __device__ __forceinline__ unsigned multiply_pairs(unsigned a, unsigned b) {
   const __nv_bfloat162 product = __hmul2(
       *reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
   return *reinterpret_cast<const unsigned*>(&product);
+}
+
+// The sum of the eight bfloat16 numbers.
+__device__ __forceinline__ float sum_of_eight(uint4 v) {
+  const float a = low_number(v.x) + high_number(v.x), b = low_number(v.y) + high_number(v.y);
+  const float c = low_number(v.z) + high_number(v.z), d = low_number(v.w) + high_number(v.w);
+  return (a + b) + (c + d);
 }
 
 __device__ __forceinline__ float silu(float x) {

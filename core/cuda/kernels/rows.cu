@@ -1,7 +1,7 @@
 // The rows of x that a projection is fed: as they stand, or normed on the way, so that a norm costs
-// no launch. `measure` is called once by the whole block, `fed` for eight numbers of a row from k on.
-// A row is measured by one warp in an order that does not know of other rows, and rounded where the
-// separate operations round.
+// no launch. `measure` is called once by the whole block, or `measure_all` by one that shares a row out
+// to its WARPS warps; `fed` is called for eight numbers of a row from k on. A row is measured in an
+// order that does not know of other rows, and rounded where the separate operations round.
 
 namespace dflash {
 
@@ -47,6 +47,8 @@ struct Given {
   const bf16* x;
 
   __device__ __forceinline__ void measure(int M, int K) const {}
+  template <int WARPS>
+  __device__ __forceinline__ void measure_all(int M, int K) const {}
   __device__ __forceinline__ uint4 fed(const Piece<bf16>& piece, int row, int k) const {
     return piece.v[0];
   }
@@ -55,7 +57,8 @@ struct Given {
   }
 };
 
-// rms_norm(x) * weight. factors: room for one number a row in shared memory.
+// rms_norm(x) * weight. factors: room for one number a row in shared memory; to be measured by all
+// warps, for one more for every 256 numbers of a row, of 16 rows.
 template <typename T>
 struct Normed {
   using In = T;
@@ -75,6 +78,38 @@ struct Normed {
         piece.load(x + size_t(row) * K + k);
         squares += piece.squares();
       }
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) squares += warp_xor(squares, mask);
+      if (lane == 0) factors[row] = rsqrtf(squares / K + eps);
+    }
+    __syncthreads();
+  }
+  template <int WARPS>
+  __device__ __forceinline__ void measure_all(int M, int K) const {
+    constexpr int kBatch = 4;  // loads under way
+    const int lane = threadIdx.x % 32, parts = (K + 255) / 256, count = M * parts;
+    float* sums = factors + 16;
+#pragma unroll 1
+    for (int first = threadIdx.x / 32; first < count; first += WARPS * kBatch) {
+      Piece<T> pieces[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = min(first + i * WARPS, count - 1), k = at % parts * 256 + lane * 8;
+        pieces[i].load(x + size_t(at / parts) * K + (k < K ? k : 0));
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = min(first + i * WARPS, count - 1);
+        float squares = at % parts * 256 + lane * 8 < K ? pieces[i].squares() : 0.0f;
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) squares += warp_xor(squares, mask);
+        if (lane == 0) sums[at] = squares;
+      }
+    }
+    __syncthreads();
+    for (int row = threadIdx.x / 32; row < M; row += WARPS) {
+      float squares = 0.0f;
+      for (int i = lane; i < parts; i += 32) squares += sums[row * parts + i];
 #pragma unroll
       for (int mask = 16; mask > 0; mask /= 2) squares += warp_xor(squares, mask);
       if (lane == 0) factors[row] = rsqrtf(squares / K + eps);
@@ -102,11 +137,13 @@ struct GateNormed {
   float eps;
   float* factors;
 
-  __device__ __forceinline__ void measure(int M, int) const {
+  __device__ __forceinline__ void measure(int M, int K) const { measure_all<kWarps>(M, K); }
+  template <int WARPS>
+  __device__ __forceinline__ void measure_all(int M, int) const {
     constexpr int kLanes = D / 8, kHeads = 32 / kLanes;  // lanes of a head, heads of a warp
     const int lane = threadIdx.x % 32, count = M * (K / D);
 #pragma unroll 4
-    for (int first = threadIdx.x / 32 * kHeads; first < count; first += kWarps * kHeads) {
+    for (int first = threadIdx.x / 32 * kHeads; first < count; first += WARPS * kHeads) {
       const int head = first + lane / kLanes;
       Piece<bf16> piece;
       piece.load(x + size_t(min(head, count - 1)) * D + lane % kLanes * 8);

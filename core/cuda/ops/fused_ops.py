@@ -16,6 +16,7 @@ from ...device import on_cuda
 from ..runtime.compiler import can_compile
 from ..runtime.packs import pack_layers
 from ..runtime.steps import Packed, run_step
+from . import fourbit
 from .attention import fits_heads
 from .ends import numbers
 from .layers import joins_layer
@@ -42,6 +43,10 @@ SHARE_BELOW_BYTES = 16 << 20
 of a loop then, which takes registers from the loads: at 123 MB a layer a plain token took 7.3 ms,
 where separate launches took 5.4 in the same run (beside other processes)."""
 
+STREAM_FROM_BYTES = 1 << 20
+"""4-bit weights of a launch from which on `fourbit.cu` is worth its code; by size alone, so that a
+model's rows have one arithmetic whatever their number."""
+
 
 def cuda_in_use() -> bool:
     """True where MLX computes on an NVIDIA GPU that the kernels can be compiled for."""
@@ -57,10 +62,12 @@ class CudaKernels(OpKernels):
         self,
         join_below_bytes: int = JOIN_BELOW_BYTES,
         share_below_bytes: int = SHARE_BELOW_BYTES,
+        stream_from_bytes: int = STREAM_FROM_BYTES,
     ) -> None:
         self.packs: dict[int, Packed] = {}
         self._join_below_bytes = join_below_bytes
         self._share_below_bytes = share_below_bytes
+        self._stream_from_bytes = stream_from_bytes
         self._shared: dict[int, bool] = {}
         self._joined: dict[tuple[int, int, mx.Dtype], bool] = {}
 
@@ -72,6 +79,11 @@ class CudaKernels(OpKernels):
         if id(layer) not in self._shared:  # asked in every trace
             self._shared[id(layer)] = weight_bytes(layer) < self._share_below_bytes
         return self._shared[id(layer)]
+
+    def _streams(self, *modules: Any) -> bool:
+        """Whether 4-bit layers in one launch are so large that the memory's speed is theirs."""
+        size = sum(module.weight.nbytes for module in modules)
+        return fourbit.takes(modules[0]) and size >= self._stream_from_bytes
 
     def numbers(self, values: Sequence[int]) -> mx.array:
         return numbers(values)
@@ -85,7 +97,8 @@ class CudaKernels(OpKernels):
         rows = feed(x, norm)
         if rows is None or not fits_linear(module, rows.count):
             return super().linear(module, x, residual, norm)
-        return run_step(linear_step("linear", module, rows, residual))[0]
+        make = fourbit.linear_step if self._streams(module) else linear_step
+        return run_step(make("linear", module, rows, residual))[0]
 
     def several(
         self,
@@ -97,7 +110,8 @@ class CudaKernels(OpKernels):
         rows = feed(x, norm)
         if rows is None or not fit_together(modules, rows.count):
             return super().several(modules, x, heads, norm)
-        return run_step(several_step("several", modules, rows, heads))
+        make = fourbit.several_step if self._streams(*modules) else several_step
+        return run_step(make("several", modules, rows, heads))[: len(modules)]
 
     def fits_attention(self, attention: Any, rope: Any, rows: int, dtype: mx.Dtype) -> bool:
         return fits_heads(attention, rope, rows) and dtype == mx.bfloat16
@@ -112,7 +126,8 @@ class CudaKernels(OpKernels):
         rows = feed(x, norm)
         if rows is None or not fits_pair(gate, up, rows.count):
             return super().gated(gate, up, x, norm)
-        return run_step(gated_step("gated", gate, up, rows))[0]
+        make = fourbit.gated_step if self._streams(gate, up) else gated_step
+        return run_step(make("gated", gate, up, rows))[0]
 
     def gdn(
         self,
@@ -146,7 +161,8 @@ class CudaKernels(OpKernels):
         if not fit or {y.dtype, z.dtype} != {mx.bfloat16}:
             return super().linear_gate_normed(module, y, norm, z, residual)
         rows = feed_gate_normed(y, norm, z, count, heads, dim)
-        return run_step(linear_step("linear", module, rows, residual))[0]
+        make = fourbit.linear_step if self._streams(module) else linear_step
+        return run_step(make("linear", module, rows, residual))[0]
 
 
 def weight_bytes(module: Any) -> int:

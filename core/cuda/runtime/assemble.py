@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .launch import TYPES, Kernel
+from .launch import THREADS, TYPES, Kernel
 
 FOLDER = Path(__file__).resolve().parent.parent / "kernels"
 NOTHING = "dflash::Nothing"
@@ -36,13 +36,17 @@ class Body:
     It sees `block`, the piece's number; `first`, whether this block of threads takes its first
     piece; `held`, a `shared` in shared memory, kept from piece to piece; and its arrays, constants
     and scalars by name. files: what it calls, beside primitives.cu. warm: what to do at the marker
-    WARM where the step before is not done yet: fetch weights into the cache.
+    WARM where the step before is not done yet: fetch weights into the cache. room: bytes that
+    `shared` needs where it is more than a kernel may declare; such a body has a launch of its own.
+    threads: of a block.
     """
 
     text: str
     files: tuple[Path, ...]
     shared: str = NOTHING
     warm: str = ""
+    room: int = 0
+    threads: int = THREADS
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def assemble(
     if several:
         body += "if (threadIdx.x == 0 && blockIdx.x == 0) token_next[0] = token[0] + 1;\n"
     header = "\n".join(parts)
+    own = functions[0].body
     digest = hashlib.sha256((header + body).encode()).hexdigest()[:16]
     return Kernel(
         f"{label}_{digest}",
@@ -91,7 +96,9 @@ def assemble(
         outputs,
         body,
         header,
-        residents=2 if several else 0,
+        residents=2 if several else 1 if own.room else 0,
+        threads=own.threads,
+        room=own.room,
     )
 
 
@@ -111,6 +118,8 @@ def _types(function: Function, at: int) -> str:
 
 def _memory(functions: Sequence[Function]) -> str:
     """Shared memory that the steps use in turn."""
+    if functions[0].body.room:
+        return f'static_assert(sizeof(of_0::Held) <= {functions[0].body.room}, "room");'
     held = " ".join(f"of_{at}::Held of_{at};" for at in range(len(functions)))
     return f"union alignas(16) Memory {{ {held} }};\n__shared__ Memory memory;"
 
@@ -130,7 +139,8 @@ BODY
 def _function(function: Function, at: int, several: bool) -> str:
     """The body as a function of its arguments; inlined, since with calls a drafter's layer took 1.4
     times as long."""
-    lines = [f"using namespace of_{at};", f"auto& held = memory.of_{at};"]
+    place = "*(of_0::Held*)dflash::room()" if function.body.room else f"memory.of_{at}"
+    lines = [f"using namespace of_{at};", f"auto& held = {place};"]
     lines += [f"{kind} {name} = given.{name};" for kind, name in function.arguments]
     warm = f"if (WARMS) {{ {function.body.warm} return; }}" if several else ""
     form = (LOOP if several else ONCE).replace("BODY", function.body.text.replace("WARM", warm))

@@ -11,16 +11,21 @@ from ...errors import DeviceError
 NAME = "libcuda.so.1"
 MULTIPROCESSORS = 16
 """The driver's number of that attribute."""
+SHARED_MEMORY = 97
+"""The number of the bytes that a block may ask for."""
 PORTABLE_AND_MAPPED = 3
 
 
 @cache
 def multiprocessors() -> int:
     """How many the GPU has, as its driver says."""
-    driver, device = _open()
-    count = ctypes.c_int()
-    _check(driver.cuDeviceGetAttribute(ctypes.byref(count), MULTIPROCESSORS, device))
-    return count.value
+    return _attribute(MULTIPROCESSORS)
+
+
+@cache
+def shared_memory() -> int:
+    """Bytes of it that a block may have."""
+    return _attribute(SHARED_MEMORY)
 
 
 def shared_words(count: int) -> tuple[Any, int]:
@@ -39,6 +44,13 @@ def shared_words(count: int) -> tuple[Any, int]:
         raise DeviceError("the CUDA driver gave no page-locked memory, and no error either")
     ctypes.memset(place, 0, size)
     return (ctypes.c_int * count).from_address(place.value), address.value
+
+
+def _attribute(number: int) -> int:
+    driver, device = _open()
+    value = ctypes.c_int()
+    _check(driver.cuDeviceGetAttribute(ctypes.byref(value), number, device))
+    return value.value
 
 
 def _open() -> tuple[Any, ctypes.c_int]:

@@ -48,7 +48,8 @@ class Kernel:
     scalars; `x_shape[i]` in it becomes a number at the call.
 
     Inputs are made row-contiguous where they are not. residents: blocks that must fit on one
-    multiprocessor; 0 where that does not matter.
+    multiprocessor; 0 where that does not matter. threads: of a block; room: bytes of shared memory
+    that a launch asks for, beside what the text declares.
     """
 
     name: str
@@ -57,6 +58,8 @@ class Kernel:
     body: str
     header: str
     residents: int = 0
+    threads: int = THREADS
+    room: int = 0
     _made: dict[Any, tuple[str, bytes]] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(
@@ -69,7 +72,7 @@ class Kernel:
         template: Template = (),
         scalars: Scalars | None = None,
     ) -> list[mx.array]:
-        """Lazy outputs of `blocks` blocks of THREADS threads."""
+        """Lazy outputs of `blocks` blocks."""
         given = dict(scalars or {})
         shapes = dict(zip(self.inputs, (array.shape for array in inputs), strict=True))
         for array, axis in _shapes_named(self.body):
@@ -82,8 +85,9 @@ class Kernel:
             output_shapes=list(output_shapes),
             output_dtypes=list(output_dtypes),
             scalars=[_as_single(value) for value in given.values()],
-            grid=(blocks * THREADS, 1, 1),
-            threadgroup=(THREADS, 1, 1),
+            grid=(blocks * self.threads, 1, 1),
+            threadgroup=(self.threads, 1, 1),
+            shared_memory=self.room,
             ensure_row_contiguous=True,
         )
 
@@ -101,7 +105,7 @@ class Kernel:
     def bounds(self) -> str:
         """Without them the compiler counts on 1024 threads and spills what does not fit in 64
         registers."""
-        return f"__launch_bounds__({THREADS}{f', {self.residents}' if self.residents else ''})"
+        return f"__launch_bounds__({self.threads}{f', {self.residents}' if self.residents else ''})"
 
     def text(self, symbol: str, template: Template, dtypes: Sequence[Any], given: Scalars) -> str:
         """The whole source of one variant."""

@@ -95,7 +95,7 @@ def test_wilson_against_published_intervals(kept: int, tried: int, low: float, h
 
 def test_wilson_refuses_what_is_no_share() -> None:
     for kept, tried in ((1, 0), (3, 2), (-1, 5)):
-        with pytest.raises(ValueError, match="no share"):
+        with pytest.raises(ValueError, match="not a share"):
             wilson_interval(kept, tried)
     for tried in range(1, 60):  # no interval ends inside its own share, by rounding
         for kept in range(tried + 1):

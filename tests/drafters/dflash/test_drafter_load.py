@@ -239,7 +239,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a web page": (lambda file: file.write_bytes(b"<!DOCTYPE html>" * 9), "truncated or no"),
     "no JSON": (lambda file: join(file, b"{" * 60, split(file)[1]), "not JSON"),
     "no UTF-8": (lambda file: join(file, b"\xff" * 60, split(file)[1]), "not JSON"),
-    "a list": (lambda file: join(file, [1, 2], split(file)[1]), "no JSON object"),
+    "a list": (lambda file: join(file, [1, 2], split(file)[1]), "not a JSON object"),
     "bad metadata": (lambda file: join(file, {"__metadata__": 5}, b""), "__metadata__"),
     "a number JSON has not": (with_nan, "could not be read"),
     "entry is a list": (lambda file: join(file, {"norm.weight": []}, b""), "norm.weight"),
