@@ -166,6 +166,19 @@ class TargetConfig:
     repairs: Repairs = field(default_factory=Repairs)
 
     @property
+    def text(self) -> Mapping[str, Any]:
+        """The part of config.json that has the decoder's fields."""
+        text: Mapping[str, Any] = self.raw.get("text_config") or self.raw
+        return text
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that the model was made for; None where config.json does not say."""
+        stated = self.text.get("max_position_embeddings")
+        is_count = isinstance(stated, int) and not isinstance(stated, bool) and stated > 0
+        return stated if is_count else None
+
+    @property
     def family(self) -> Family:
         """What is known of its model_type."""
         return FAMILIES[self.model_type]

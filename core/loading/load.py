@@ -13,6 +13,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from ..checkpoint.hub import resolve_directory as resolve_directory
 from ..checkpoint.mlx_models import model_module
+from ..checkpoint.rope_modules import fit_ropes
 from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
 from ..checkpoint.target_config import TargetConfig, read_target_config
 from ..checkpoint.tokenizer_files import require_tokenizer
@@ -89,6 +90,7 @@ def load_lazily(config: TargetConfig) -> Any:
         arguments["get_model_classes"] = lambda **_: _classes_without_unread(config)
     try:
         model, _ = load_model(config.path, lazy=True, **arguments)
+        fit_ropes(model, config.repairs.ropes, config.max_positions)
     except Exception as exc:  # as above
         raise _not_loaded(config, exc) from exc
     return model

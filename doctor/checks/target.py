@@ -43,13 +43,15 @@ def config(say: Words, target: TargetSubject) -> CheckResult:
 
 @check(
     "target.rope",
-    "rope settings where mlx-lm looks for them",
-    "nothing to do: the loader passes them on; other programs may read this file wrongly",
+    "rope settings where mlx-lm looks for them, each with an effect",
+    "nothing to do: the loader applies what is named; other programs may read this file wrongly",
 )
 def rope(say: Words, target: TargetSubject) -> CheckResult:
-    """mlx-lm takes a default where it does not find a base, and says nothing."""
-    notes = target.config.repairs.notes
-    return say.warned("; ".join(notes)) if notes else say.passed("where mlx-lm reads them")
+    """mlx-lm takes a default where it does not find a setting, and says nothing."""
+    found = target.config.repairs
+    if found.notes:
+        return say.warned("; ".join(found.notes))
+    return say.passed("; ".join(dict.fromkeys(str(rope) for rope in found.ropes.values())))
 
 
 @check(
