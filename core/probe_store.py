@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from .checkpoint.listing import list_files
 from .settings import cache_directory
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def identify(directory: Path) -> str:
         config = (directory / "config.json").read_bytes()
     except OSError:
         return ""
-    return identify_files(sorted(directory.glob("*.safetensors")), config)
+    return identify_files(list_files(directory, "*.safetensors"), config)
 
 
 def identify_files(files: Sequence[Path], config: bytes = b"") -> str:

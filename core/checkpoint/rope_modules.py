@@ -70,7 +70,8 @@ def fit_ropes(model: Any, ropes: Mapping[str, Rope], positions: int | None) -> t
         own = getattr(module, "rope", None)
         if not isinstance(own, nn.Module):
             continue
-        head_dim = getattr(module, "head_dim", None) or module.q_norm.weight.shape[-1]
+        head_dim = getattr(module, "head_dim", None)
+        head_dim = head_dim or module.k_proj.weight.shape[0] // module.n_kv_heads
         rope = ropes.get(getattr(module, "layer_type", ""), ropes.get(""))
         if rope is None:
             raise ConfigError(f"no rope is stated for layers of type '{module.layer_type}'")

@@ -14,13 +14,14 @@ from typing import Any
 from ..errors import ConfigError, ModelNotFound, UnsupportedModel
 from .config_repairs import Repairs, find_repairs
 from .families import FAMILIES, Family, require_supported
+from .listing import list_files
 
 
 def refuse_gguf(path: Path) -> None:
     """UnsupportedModel where `path` is a GGUF file, or a directory with nothing else to read."""
     is_file = path.suffix == ".gguf" and path.is_file()
     alone = path.is_dir() and not (path / "config.json").exists()
-    found = path if is_file else next(iter(sorted(path.glob("*.gguf"))), None) if alone else None
+    found = path if is_file else next(iter(list_files(path, "*.gguf")), None) if alone else None
     if found is not None:
         raise UnsupportedModel(
             f"{found} is a GGUF file, which llama.cpp reads and this suite does not: give the "

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, ModelNotFound
+from .listing import list_files
 from .target_config import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
@@ -25,7 +26,7 @@ def require_tokenizer(directory: Path) -> list[str]:
     Raises ModelNotFound where there is none: transformers would make an empty one, which turns
     every text into nothing. Raises ConfigError where a JSON file of it is not JSON.
     """
-    found = [path for pattern in TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
+    found = [path for pattern in TOKENIZER_FILES for path in list_files(directory, pattern)]
     if not found:
         raise ModelNotFound(
             f"{directory} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there; fetch "

@@ -12,6 +12,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model, load_tokenizer
 
 from ..checkpoint.hub import resolve_directory as resolve_directory
+from ..checkpoint.listing import plain_name
 from ..checkpoint.mlx_models import model_module
 from ..checkpoint.rope_modules import fit_ropes
 from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
@@ -89,8 +90,11 @@ def load_lazily(config: TargetConfig) -> Any:
     if config.family.unread:
         arguments["get_model_classes"] = lambda **_: _classes_without_unread(config)
     try:
-        model, _ = load_model(config.path, lazy=True, **arguments)
+        with plain_name(config.path) as directory:
+            model, _ = load_model(directory, lazy=True, **arguments)
         fit_ropes(model, config.repairs.ropes, config.max_positions)
+    except CheckpointError:
+        raise
     except Exception as exc:  # as above
         raise _not_loaded(config, exc) from exc
     return model

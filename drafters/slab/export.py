@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from ...core.checkpoint.listing import list_files
 from ...core.checkpoint.target_config import read_json
 from ...core.errors import OutputExists, SlabError
 from .build import Plan
@@ -30,7 +31,7 @@ def prepare_export(directory: Path, plan: Plan, *, force: bool = False) -> Path:
     path = directory / WEIGHTS
     if directory.exists() and not directory.is_dir():
         raise OutputExists(f"{directory} is a file; give a directory to --out")
-    others = {file.name for file in directory.glob("*.safetensors")} - {WEIGHTS}
+    others = {file.name for file in list_files(directory, "*.safetensors")} - {WEIGHTS}
     if others or (path.exists() and not _is_marked(path)):
         name = min(others) if others else WEIGHTS
         raise OutputExists(

@@ -207,7 +207,7 @@ FAULTS = [
     Fault("drafter.selector", "fail", "no multiple of conv_group_size 48",
           drafter_says(conv_group_size=48)),
     Fault("drafter.rope", "fail", "no rope can be built",
-          drafter_says(rope_parameters={"rope_theta": 1e4, "rope_type": "spiral"})),
+          drafter_says(rope_parameters={"rope_theta": 1, "rope_type": "yarn", "factor": 2})),
     Fault("drafter.files", "fail", "has no weights",
           lambda pair: (pair / DRAFTER_WEIGHTS).unlink()),
     Fault("drafter.headers", "fail", "the file is truncated", shorten(DRAFTER_WEIGHTS)),
