@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from ..core.block import Block
 from ..core.cache.resume import Resume, best_mark
-from ..core.decode.chat import encode_text, render_chat
+from ..core.decode.chat import Chat, encode_text, render_chat
 from ..core.decode.drafter import Drafter, resolve_blocks
 from ..core.decode.gate import RoutePicker
 from ..core.decode.loop import Generation, make_picker
@@ -35,7 +35,8 @@ from .routes import Attempt, Route, choose_route
 class Request:
     """One text to answer, and how.
 
-    prompt: raw text or ids; messages: a chat, in place of a prompt. max_tokens to gate: as the
+    prompt: raw text or ids; messages: a chat, in place of a prompt; tools and reasoning: of a chat,
+    as the fields of Chat. max_tokens to gate: as the
     fields of GenerateOptions. speculation: the drafter of this request. reuse: share the cached
     rows of the request before, where they begin alike. profile: time each phase, waiting for the
     device in between.
@@ -43,6 +44,8 @@ class Request:
 
     prompt: str | Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    reasoning: str | None = None
     max_tokens: int = GenerateOptions.max_tokens
     sampling: SamplingOptions = SamplingOptions()
     stop: tuple[str, ...] = ()
@@ -56,6 +59,8 @@ class Request:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise PromptError("a request has either a prompt or messages")
+        if self.messages is None and (self.tools or self.reasoning is not None):
+            raise PromptError("tools and reasoning go through a chat template: give messages")
 
     def options(self, prefill_step_size: int) -> GenerateOptions:
         """As the decode loop takes them. Raises OptionError for values that no run could use."""
@@ -214,7 +219,9 @@ class Engine:
     def encode(self, request: Request) -> list[int]:
         """The request's prompt as ids."""
         if request.messages is not None:
-            return render_chat(self.tokenizer, request.messages)
+            return render_chat(
+                self.tokenizer, Chat(request.messages, request.tools, request.reasoning)
+            )
         if isinstance(request.prompt, str):
             return encode_text(self.tokenizer, request.prompt)
         return list(request.prompt or ())

@@ -13,7 +13,7 @@ import typer
 from ...core.errors import OptionError
 from ...core.options import GenerateOptions, LoadOptions
 from ...core.stats import Chunk, PrefillProgress
-from ..input.prompt import PromptInput, encode_prompt, read_prompt
+from ..input.prompt import PromptInput, encode_prompt, read_prompt, reasoning_note
 from ..text.footer import format_accept_profile, format_footer, format_phases, print_note
 from ..text.progress import Progress
 from .exit_codes import CANCELLED_EXIT_CODE
@@ -63,7 +63,7 @@ def run_generate(call: GenerateCall) -> None:
     if source is None:
         from .requests import serve
 
-        if serve(engine, str(asked.requests), call.options, call.loading.speculation):
+        if serve(engine, asked, call.options, call.loading.speculation):
             raise typer.Exit(1)
         return
     ids = encode_prompt(engine.tokenizer, source.text, asked)
@@ -72,6 +72,9 @@ def run_generate(call: GenerateCall) -> None:
         print(json.dumps({"schema": SCHEMA, **done.to_dict()}, ensure_ascii=False))
     elif not quiet:
         _print_footer(done, call)
+        said = reasoning_note(engine.tokenizer, source.text, asked) if call.shown.stats else None
+        if said is not None:
+            print_note(said)
     if cancelled:
         raise typer.Exit(CANCELLED_EXIT_CODE)
 

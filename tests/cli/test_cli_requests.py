@@ -29,7 +29,13 @@ BAD = {
     '{"prompt": "x", "speculation": "fast"}': "invalid 'speculation' value",
     '{"prompt": "x", "max_tokens": "a"}': "expected a whole number",
     '{"prompt": "x", "max_tokens": true}': "expected a whole number",
-    '{"prompt": "x", "max_tokens": null}': "max_tokens is null",
+    '{"prompt": "x", "continue": 1}': "continue is 1, expected true or false",
+    '{"prompt": "x", "speculation": 3}': "speculation is 3, expected a text",
+    '{"prompt": "x", "reasoning": "bogus"}': "invalid 'reasoning' value 'bogus'",
+    '{"prompt": "x", "reasoning": "off"}': "reasoning needs a chat template",
+    '{"prompt": "x", "tools": [1]}': "tools is [1], expected a list of objects",
+    '{"messages": [{"role": "user"}]}': "message 1 (user) has no content",
+    '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}': "of type 'image_url'",
     '{"prompt": "x", "max_tokens": 0}': "max_tokens must be at least 1",
     '{"prompt": "x", "temperature": "hot"}': "expected a number",
     '{"prompt": "x", "seed": 1.5}': "expected a whole number",
@@ -37,7 +43,7 @@ BAD = {
     '{"prompt": "x", "stop": 3}': "expected a text or a list of texts",
     '{"prompt": 3}': "expected a text or a list of ids",
     '{"messages": "hello"}': "expected a list of objects",
-    '{"messages": [{"content": "x"}]}': "expected a list of objects with role and content",
+    '{"messages": [{"content": "x"}]}': "expected an object with a role",
     '{"prompt": ""}': "the prompt has no tokens",
     '{"prompt": [5000]}': "outside the target's vocabulary",
     '{"prompt": "\\ud800"}': "the prompt is not UTF-8",
@@ -144,3 +150,41 @@ def test_both_request_paths_give_one_document() -> None:
             assert result[name].keys() == value.keys(), name
     for name in ("text", "token_ids", "speculation", "identity", "sampling"):
         assert result[name] == document[name], name
+
+
+def test_null_is_absent_and_the_command_decides() -> None:
+    nulls = {name: None for name in ("speculation", "continue", "max_tokens", "stop", "seed", "id")}
+    lines = [json.dumps({"prompt": CODE}), json.dumps({"prompt": CODE, **nulls})]
+    code, (one, other), _ = serve(lines, "-s", "dflash", "-n", "4")
+    assert code == 0 and one["token_ids"] == other["token_ids"]
+    assert one["speculation"] == other["speculation"]
+    assert other["speculation"]["requested"] == "dflash"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    file = tmp_path / "requests"
+    line = json.dumps({"prompt": CODE, "max_tokens": 3})
+    file.write_text("\ufeff" + line, encoding="utf-8")
+    _, (plain,), _ = serve([line])
+    code, (marked,), _ = serve(["\ufeff" + line])
+    found = CliRunner().invoke(app, ["generate", "--no-exact", "--requests", str(file)])
+    assert code == found.exit_code == 0
+    assert plain["token_ids"] == marked["token_ids"] == json.loads(found.stdout)["token_ids"]
+
+
+def test_the_commands_system_prompt_and_reasoning_are_defaults() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    chat = json.dumps({"messages": turns[1:], "max_tokens": 2})
+    own = json.dumps({"messages": turns, "max_tokens": 2})
+    inner = json.dumps({**json.loads(chat), "system": "Be brief."})
+    raw = json.dumps({"prompt": "hi", "max_tokens": 2})
+    _, (expected, stated), _ = serve([own, inner])
+    _, (found, refused), _ = serve([chat, raw], "--system", "Be brief.")
+    assert expected["prompt_tokens"] == stated["prompt_tokens"] == found["prompt_tokens"]
+    assert expected["token_ids"] == found["token_ids"]
+    assert "system needs a chat template" in refused["error"]["message"]
+    _, (turned,), _ = serve([raw], "--system", "Be brief.", "--chat")
+    assert turned["token_ids"] == found["token_ids"]
+    for options in (["--reasoning", "bogus"], ["--raw", "--system", "x"]):
+        done = CliRunner().invoke(app, ["generate", "--requests", "-", *options], input=raw)
+        assert done.exit_code == 2
