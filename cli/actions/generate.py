@@ -86,7 +86,7 @@ def _load(call: GenerateCall, progress: Progress) -> Engine:
         from ...drafters.pair import load_pair
 
         pair = load_pair(call.loading, progress.report(notes=not quiet), call.options)
-    for note in () if quiet else pair.target.config.repairs.notes:
+    for note in () if quiet else pair.notes:
         print_note(note)
     # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 
 from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.tokenizer_files import require_tokenizer
@@ -163,13 +164,16 @@ def tied(say: Words, target: TargetSubject) -> CheckResult:
     "fetch the tokenizer files of the original repository",
 )
 def tokenizer(say: Words, target: TargetSubject) -> CheckResult:
-    """Files first; then the largest id against the embedding's rows."""
+    """Files first; then the largest id against the embedding's rows; then the loader's own look."""
     assert target.kind
     found = require_tokenizer(target.directory)
     top = target.tokenizer.top_id
     if top is not None and top >= target.config.vocab_size:
         return say.warned(f"id {top} is outside the embedding of {target.config.vocab_size} rows")
-    return say.passed(f"{found[0]}, ids up to {top}" if top is not None else ", ".join(found))
+    if notes := target.opened_tokenizer.notes:
+        return say.warned("; ".join(notes), "nothing to do: the loader puts this right")
+    shown = f"{found[0]}, ids up to {top}" if top is not None else ", ".join(found)
+    return say.passed(f"{shown}; transformers {version('transformers')}")
 
 
 @check(
