@@ -17,6 +17,7 @@ from ..core.decode.chat import Chat, encode_text, render_chat
 from ..core.decode.drafter import Drafter, resolve_blocks
 from ..core.decode.gate import RoutePicker
 from ..core.decode.loop import Generation, make_picker
+from ..core.decode.positions import beyond, beyond_drafters
 from ..core.decode.setup import Setup
 from ..core.errors import PromptError
 from ..core.exact.promise import Promise
@@ -180,6 +181,18 @@ class Engine:
         )
         self._last = Generation(self.target, ids, self.tokenizer.detokenizer, first, options, setup)
         return self._last, route
+
+    def position_notes(self, prompt_tokens: int, tokens: int) -> list[str]:
+        """What to say of a request with this many tokens; empty where all models were made for
+        as many."""
+        said = beyond(self.target, prompt_tokens, tokens)
+        return [*([said] if said else []), *beyond_drafters(self.drafters, prompt_tokens, tokens)]
+
+    def require_positions(self, request: Request) -> None:
+        """PromptError where a request could run beyond the target's positions."""
+        said = beyond(self.target, len(self.encode(request)), request.max_tokens)
+        if said is not None:
+            raise PromptError(f"{said}; shorten the prompt, or give a smaller max_tokens")
 
     def complete(self, request: Request) -> Completion:
         """A whole request."""

@@ -71,7 +71,7 @@ def run_generate(call: GenerateCall) -> None:
     if call.shown.as_json:
         print(json.dumps({"schema": SCHEMA, **done.to_dict()}, ensure_ascii=False))
     elif not quiet:
-        _print_footer(done, call)
+        _print_footer(engine, done, call)
         said = reasoning_note(engine.tokenizer, source.text, asked) if call.shown.stats else None
         if said is not None:
             print_note(said)
@@ -135,11 +135,13 @@ def _run(generation: Generation, progress: Progress, *, echo: bool) -> tuple[str
     return "".join(pieces), cancelled
 
 
-def _print_footer(done: Completion, call: GenerateCall) -> None:
+def _print_footer(engine: Engine, done: Completion, call: GenerateCall) -> None:
     said = done.identity
     note = "" if said is None else f"identity with plain decoding: {said}"
     bits = f", {done.drafter_bits}-bit drafter" if done.drafter_bits else ""
     print_note(format_footer(done.route, done.stats, done.block.describe() + bits, note))
+    for said in engine.position_notes(done.stats.prompt_tokens, len(done.token_ids)):
+        print_note(said)
     for ignored in done.route.notes(call.options, call.loading):
         print_note(ignored)
     if call.shown.stats:

@@ -72,7 +72,9 @@ def answer(engine: Engine, number: int, line: str, defaults: Defaults) -> dict[s
             result["id"] = fields["id"]
         _require_known(fields)
         stated = {name: value for name, value in fields.items() if value is not None}
-        done = engine.complete(_request(stated, defaults))
+        request = _request(stated, defaults)
+        engine.require_positions(request)
+        done = engine.complete(request)
     except DflashError as exc:
         return {**result, "error": {"type": type(exc).__name__, "message": str(exc)}}
     return {**result, **done.to_dict()}

@@ -36,9 +36,10 @@ def kind(say: Words, target: TargetSubject) -> CheckResult:
 def config(say: Words, target: TargetSubject) -> CheckResult:
     """Keys of config.json and generation_config.json."""
     found = target.config
+    most = found.max_positions
     return say.passed(
         f"{found.num_hidden_layers} layers, hidden {found.hidden_size}, vocabulary "
-        f"{found.vocab_size}"
+        f"{found.vocab_size}, " + (f"{most:,} positions" if most else "positions not stated")
     )
 
 

@@ -188,3 +188,20 @@ def test_the_commands_system_prompt_and_reasoning_are_defaults() -> None:
     for options in (["--reasoning", "bogus"], ["--raw", "--system", "x"]):
         done = CliRunner().invoke(app, ["generate", "--requests", "-", *options], input=raw)
         assert done.exit_code == 2
+
+
+def test_a_line_beyond_the_targets_positions_is_refused() -> None:
+    """The bundled target states 1,024."""
+    lines = [{"prompt": [7] * 1000, "max_tokens": 25}, {"prompt": [7] * 1000, "max_tokens": 2}]
+    code, (refused, done), _ = serve([json.dumps(line) for line in lines], "-s", "none")
+    assert code == 1 and len(done["token_ids"]) == 2
+    message = refused["error"]["message"]
+    assert "1,000 prompt tokens and 25 more are beyond the 1,024 positions" in message
+
+
+def test_a_long_answer_is_noted() -> None:
+    text = "x = 1\n" * 400
+    done = CliRunner().invoke(app, ["generate", "--raw", "--no-exact", "-n", "2", text])
+    assert done.exit_code == 0
+    said = done.stderr
+    assert "beyond the 1,024 positions that" in said and "drafter was made for" in said

@@ -224,6 +224,7 @@ FAULTS = [
     Fault("pair.mask", "warn", "mask id 0 is an eos id", drafter_like(mask_token_id=0)),
     Fault("pair.tokenizer", "warn", "2 of 259 ids mean other strings", swapped_ids),
     Fault("target.memory", "warn", "MB of 0.0 MB", machine={"memory_bytes": 1000}),
+    Fault("pair.positions", "warn", "drafter 99, target", drafter_like(max_position_embeddings=99)),
     Fault("pair.memory", "warn", "device 1.5 MB", machine={"memory_bytes": 1_500_000}),
     Fault("mtp.head", "fail", "the file is truncated", shorten("mtp.safetensors")),
     Fault("mtp.tensors", "fail", "1 missing: norm.weight",

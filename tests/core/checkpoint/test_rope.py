@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from dflash_suite.core.checkpoint.dry_load import build_model
+from dflash_suite.core.checkpoint.rope_modules import fit_ropes
 from dflash_suite.core.checkpoint.target_config import read_target_config
 from dflash_suite.core.errors import ConfigError, DflashError, UnsupportedModel
 from dflash_suite.core.loading.load import load_target
 from dflash_suite.drafters.dflash.config import read_drafter_config
 from dflash_suite.drafters.dflash.layers import make_rope
+from dflash_suite.drafters.mtp.drafter import MtpModel
 from tests.kit.families import family_config, save_family
 from tests.kit.rope_formula import Floats, frequencies, turned
 from tests.kit.tiny_drafter import raw_drafter
@@ -200,3 +202,13 @@ def test_a_setting_of_a_drafter_that_would_be_ignored(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UnsupportedModel, match="'mscale'"):
         read_drafter_config(tmp_path)
+
+
+def test_an_mtp_head_turns_as_its_target(tmp_path: Path) -> None:
+    """Of the target's config.json, or of the head's own folder."""
+    write_config(tmp_path, "qwen3_5", stated("flat", "yarn", {**YARN, "truncate": False}))
+    config = read_target_config(tmp_path)
+    head = MtpModel(build_model(config).language_model.args, moe=False)
+    fit_ropes(head, config.repairs.ropes, config.max_positions)
+    expected = frequencies("yarn", THETA, config.text["head_dim"] // 4, **YARN, truncate=False)
+    assert_turns(ropes_of(head)[0], config.text["head_dim"], expected)
