@@ -10,26 +10,27 @@ from typing import Any
 
 REPLACEMENT = "\ufffd"
 CONTEXT = 6
-"""Tokens decoded before the new ones, so that none of these is the first."""
+"""Pieces of text decoded before the new one: cleaning up of spaces looks back that far."""
 
 
 class StreamingText:
-    """mlx-lm's interface; the segments together are the tokenizer's own decoding of all ids.
+    """mlx-lm's interface; the segments together are the tokenizer's own decoding of all ids, as
+    they read behind another text: a space in front is kept.
 
     New text is what a decoding of the last tokens has more than one without the newest; it waits
-    while it ends inside a character.
+    while it ends inside a character, and decoding never begins inside one.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._anchor: list[int] = tokenizer.encode("x", add_special_tokens=False)
         self.reset()
 
     def reset(self) -> None:
         """Forget all."""
         self.tokens: list[int] = []
         self.text = ""
-        self._start = 0
-        self._shown = 0
+        self._ends = [0]
         self._offset = 0
 
     def add_token(self, token: int) -> None:
@@ -49,12 +50,18 @@ class StreamingText:
         return segment
 
     def _let_out(self, force: bool) -> None:
-        before: str = self._tokenizer.decode(self.tokens[self._start : self._shown])
-        whole: str = self._tokenizer.decode(self.tokens[self._start :])
-        if not whole.startswith(before):  # a decoder that changes its mind about earlier text
-            before = whole[: len(before)]
-        if whole.endswith(REPLACEMENT) and not force:
+        start, shown = self._ends[0], self._ends[-1]
+        if shown == len(self.tokens):
+            return
+        before, whole = self._decode(start, shown), self._decode(start, len(self.tokens))
+        is_cut = whole.endswith(REPLACEMENT)
+        if is_cut and not force:
             return
         self.text += whole[len(before) :]
-        self._shown = len(self.tokens)
-        self._start = max(0, self._shown - CONTEXT)
+        # After a character that was cut off, what follows must not be decoded together with it.
+        kept = [] if is_cut else self._ends[-CONTEXT:]
+        self._ends = [*kept, len(self.tokens)]
+
+    def _decode(self, start: int, stop: int) -> str:
+        text: str = self._tokenizer.decode([*self._anchor, *self.tokens[start:stop]])
+        return text

@@ -164,3 +164,17 @@ def test_streamed_text_is_the_tokenizers_own(tmp_path: Path, prompt: str) -> Non
     text = "".join(pieces) + emitter.flush()
     assert whole.endswith(text) and text == "    if x:\n        y = 'é日👍'\n  z"
     assert sum(map(bool, pieces)) > 20  # it streams
+
+
+@pytest.mark.parametrize("prompt", ["x", "é", "日"])
+def test_long_runs_of_bytes_are_whole_characters(tmp_path: Path, prompt: str) -> None:
+    """Characters of several tokens in a row, from behind one whose first bytes are not shown."""
+    made = save_metaspace(tmp_path)
+    answer = " é日👍" * 3 + "日本語の文章👍🏽éé" * 4 + "\n  x"
+    detokenizer = open_tokenizer(config_of(tmp_path)).wrapper.detokenizer
+    prime(detokenizer, made.encode(prompt).ids)
+    pieces = []
+    for token in made.encode(answer).ids:
+        detokenizer.add_token(token)
+        pieces.append(detokenizer.last_segment)
+    assert "".join(pieces) == answer
