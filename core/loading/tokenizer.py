@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import transformers
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+from transformers import __version__ as transformers_version
 
 from ..checkpoint.target_config import TargetConfig, read_json
 from ..checkpoint.tokenizer_files import UNREAD_TEMPLATES, find_template, require_tokenizer
@@ -60,7 +60,7 @@ def open_tokenizer(config: TargetConfig) -> OpenedTokenizer:
     if reference is not None and (own is None or not encode_alike(own, reference, settings)):
         made = problem or f"makes a {type(own).__name__} whose ids are not those of tokenizer.json"
         notes.append(
-            f"{directory}: transformers {transformers.__version__} {made}; tokenizer.json is used"
+            f"{directory}: transformers {transformers_version} {made}; tokenizer.json is used"
         )
         own = _as_in_file(own, reference, settings)
     _give_template(own, directory, notes)
