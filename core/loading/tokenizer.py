@@ -13,7 +13,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers import __version__ as transformers_version
 
 from ..checkpoint.target_config import TargetConfig, read_json
@@ -74,11 +74,20 @@ def _load(config: TargetConfig, required: bool) -> tuple[Any, str | None]:
         return load(config.path, eos_token_ids=sorted(config.eos_ids)), None
     except Exception as exc:  # a bad file makes transformers raise of every kind
         reason = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
-        if required:
+        if required or not _reads_config(config.path):
             raise CheckpointError(
-                f"{config.path}: the tokenizer cannot be opened ({reason}); fetch its files again"
+                f"{config.path}: the tokenizer could not be loaded ({reason}); fetch its files again"
             ) from exc
         return None, f"cannot make the tokenizer that tokenizer_config.json names ({reason})"
+
+
+def _reads_config(directory: Path) -> bool:
+    """Whether transformers can make anything of config.json: no tokenizer.json helps where not."""
+    try:
+        AutoConfig.from_pretrained(directory)
+    except Exception:  # its own validators raise of every kind
+        return False
+    return True
 
 
 def _wrap(own: Any, wrapper: Any, eos_ids: list[int]) -> Any:
@@ -124,7 +133,7 @@ def _reference(directory: Path) -> Tokenizer | None:
         reference: Tokenizer = Tokenizer.from_file(str(file))
     except Exception as exc:  # tokenizers raises no narrower one
         raise CheckpointError(
-            f"{file}: the tokenizer cannot be opened ({exc}); fetch it again"
+            f"{file}: the tokenizer could not be loaded ({exc}); fetch it again"
         ) from exc
     reference.no_truncation()
     reference.no_padding()

@@ -89,7 +89,7 @@ def test_a_prefix_space_that_is_ordered_is_kept(tmp_path: Path) -> None:
 def test_a_tokenizer_json_that_cannot_be_read(tmp_path: Path) -> None:
     save_settings(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(CheckpointError, match="tokenizer cannot be opened"):
+    with pytest.raises(CheckpointError, match="tokenizer could not be loaded"):
         open_tokenizer(config_of(tmp_path))
 
 
