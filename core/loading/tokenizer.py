@@ -76,7 +76,7 @@ def _load(config: TargetConfig, required: bool) -> tuple[Any, str | None]:
         reason = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
         if required or not _reads_config(config.path):
             raise CheckpointError(
-                f"{config.path}: the tokenizer could not be loaded ({reason}); fetch its files again"
+                f"{config.path}: the tokenizer could not be loaded ({reason}); fetch them again"
             ) from exc
         return None, f"cannot make the tokenizer that tokenizer_config.json names ({reason})"
 
