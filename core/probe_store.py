@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from .atomic_files import write_whole
+from .checkpoint.listing import list_files
 from .json_values import are_texts, bounded, checked, parse_json
 from .settings import cache_directory
 
@@ -133,7 +134,7 @@ def identify(directory: Path) -> str:
         config = (directory / "config.json").read_bytes()
     except OSError:
         return ""
-    return identify_files(sorted(directory.glob("*.safetensors")), config)
+    return identify_files(list_files(directory, "*.safetensors"), config)
 
 
 def identify_files(files: Sequence[Path], config: bytes = b"") -> str:

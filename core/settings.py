@@ -89,7 +89,7 @@ def read_settings(directory: Path | None = None) -> dict[str, Setting]:
 
 def _from_file(file: Path) -> dict[str, Setting]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as exc:

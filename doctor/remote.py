@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checkpoint.hub import DOWNLOADED, NOT_DOWNLOADED, local_directory
+from ..core.checkpoint.listing import list_tree
 from ..core.checkpoint.safetensors_headers import MAX_HEADER_BYTES, weight_files
 from ..core.errors import ModelNotFound, TensorError
 from ..drafters.bundled.paths import bundled_directory
@@ -168,7 +169,7 @@ def expected_download(mirrors: Sequence[Path]) -> Download:
     from huggingface_hub import constants
 
     place = Path(constants.HF_HUB_CACHE)
-    weights = (file for mirror in mirrors for file in mirror.rglob("*.safetensors"))
+    weights = (file for mirror in mirrors for file in list_tree(mirror, "*.safetensors"))
     needed = sum(file.stat().st_size for file in weights)
     return Download(needed, free_bytes(place), str(place))
 

@@ -14,11 +14,13 @@ from typing import Any, Unpack
 
 from ..core.block import Block
 from ..core.cache.resume import Resume, best_mark
-from ..core.decode.chat import encode_text, render_chat
+from ..core.decode.chat import Chat, encode_text, render_chat
 from ..core.decode.drafter import Drafter, resolve_blocks
 from ..core.decode.gate import RoutePicker
 from ..core.decode.loop import Generation, make_picker
+from ..core.decode.positions import beyond, beyond_drafters
 from ..core.decode.setup import Setup
+from ..core.errors import PromptError
 from ..core.exact.promise import Promise
 from ..core.options import GenerateOptions, LoadOptions, Speculation, parse_speculation
 from ..core.report import SILENT, Report
@@ -124,6 +126,18 @@ class Engine:
         self._last = Generation(self.target, ids, detokenizer, first, options, setup)
         return Answer(self, self._last, route)
 
+    def position_notes(self, prompt_tokens: int, tokens: int) -> list[str]:
+        """What to say of a request with this many tokens; empty where all models were made for
+        as many."""
+        said = beyond(self.target, prompt_tokens, tokens)
+        return [*([said] if said else []), *beyond_drafters(self.drafters, prompt_tokens, tokens)]
+
+    def require_positions(self, request: Request) -> None:
+        """PromptError where a request could run beyond the target's positions."""
+        said = beyond(self.target, len(self.encode(request)), request.max_tokens)
+        if said is not None:
+            raise PromptError(f"{said}; shorten the prompt, or give a smaller max_tokens")
+
     def complete(self, request: Request | str) -> Completion:
         """A whole request, or the answer to a text. Raises as `start`."""
         answer = self.start(request)
@@ -146,7 +160,9 @@ class Engine:
     def encode(self, request: Request) -> list[int]:
         """The request's prompt as ids."""
         if request.messages is not None:
-            return render_chat(self.tokenizer, request.messages)
+            return render_chat(
+                self.tokenizer, Chat(request.messages, request.tools, request.reasoning)
+            )
         if isinstance(request.prompt, str):
             return encode_text(self.tokenizer, request.prompt)
         return list(request.prompt or ())

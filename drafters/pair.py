@@ -29,7 +29,8 @@ class Pair:
 
     drafter: the one that the route starts with, None for plain decoding; reserve: the one that
     the gate tries where the first does not pay; problems: (method, why its drafter is not there);
-    promise: what was measured of the target's rows.
+    promise: what was measured of the target's rows; notes: what was put right of the target's
+    files, a line each.
     """
 
     target: Target
@@ -39,6 +40,7 @@ class Pair:
     reserve: Drafter | None = None
     problems: tuple[tuple[str, str], ...] = ()
     promise: Promise = Promise()
+    notes: tuple[str, ...] = ()
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -78,7 +80,9 @@ def load_pair(
         loaded.target, loading.exact, rows, stored=loading.stored_probe, note=report.note
     )
     first, second = [*opened.drafters, None, None][:2]
-    return Pair(target, loaded.tokenizer, first, route, second, opened.problems, promise)
+    return Pair(
+        target, loaded.tokenizer, first, route, second, opened.problems, promise, loaded.notes
+    )
 
 
 def open_drafter(

@@ -19,14 +19,16 @@ from .routes import Route
 class Request:
     """One text to answer, and how.
 
-    prompt: raw text or ids; messages: a chat, in place of a prompt. max_tokens to gate: as the
-    fields of GenerateOptions. speculation: the drafter of this request. reuse: share the cached
-    rows of the request before, where they begin alike. profile: time each phase, waiting for the
-    device in between.
+    prompt: raw text or ids; messages: a chat, in place of a prompt; tools and reasoning: of a chat,
+    as the fields of Chat. max_tokens to gate: as the fields of GenerateOptions. speculation: the
+    drafter of this request. reuse: share the cached rows of the request before, where they begin
+    alike. profile: time each phase, waiting for the device in between.
     """
 
     prompt: str | Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    reasoning: str | None = None
     max_tokens: int = GenerateOptions.max_tokens
     sampling: SamplingOptions = SamplingOptions()
     stop: tuple[str, ...] = ()
@@ -40,6 +42,8 @@ class Request:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise PromptError("a request has either a prompt or messages")
+        if self.messages is None and (self.tools or self.reasoning is not None):
+            raise PromptError("tools and reasoning go through a chat template: give messages")
 
     def options(self, prefill_step_size: int) -> GenerateOptions:
         """As the decode loop takes them. Raises OptionError for values that no run could use."""

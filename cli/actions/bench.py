@@ -101,7 +101,7 @@ def run_bench(call: BenchCall) -> None:
     with progress:
         setup = load_arms(specs, call.loading, progress.report(notes=not quiet))
         progress.stop()
-        for note in () if quiet else setup.target.target.config.repairs.notes:
+        for note in () if quiet else setup.target.notes:
             print_note(note)
         running = Bench(
             setup.target.target,
@@ -146,7 +146,7 @@ def _context(setup: BenchSetup, running: Bench, dtype: str) -> dict[str, Any]:
         "commit": environment.suite_commit(),
         "settings": {
             "target": str(setup.target.target.config.path),
-            "notes": list(setup.target.target.config.repairs.notes),
+            "notes": list(setup.target.notes),
             "dtype": dtype,
             "compute_dtype": dtype_text(setup.target.target.compute_dtype),
             "exact": setup.promise.plan.to_dict() if setup.promise.plan else None,

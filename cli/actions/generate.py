@@ -11,7 +11,7 @@ import typer
 from ...core.errors import OptionError
 from ...core.options import GenerateOptions, LoadOptions
 from ...core.stats import Chunk, PrefillProgress
-from ..input.prompt import PromptInput, encode_prompt, read_prompt
+from ..input.prompt import PromptInput, encode_prompt, read_prompt, reasoning_note
 from ..text.footer import format_accept_profile, format_footer, format_phases, print_note
 from ..text.progress import Progress
 from ..text.terminal import AnswerWriter, print_document
@@ -62,7 +62,7 @@ def run_generate(call: GenerateCall) -> None:
     if source is None:
         from .requests import serve
 
-        if serve(engine, str(asked.requests), call.options, call.loading.speculation):
+        if serve(engine, asked, call.options, call.loading.speculation):
             raise typer.Exit(1)
         return
     ids = encode_prompt(engine.tokenizer, source.text, asked)
@@ -70,7 +70,10 @@ def run_generate(call: GenerateCall) -> None:
     if call.shown.as_json:
         print_document({"schema": SCHEMA, **done.to_dict()})
     elif not quiet:
-        _print_footer(done, call)
+        _print_footer(engine, done, call)
+        said = reasoning_note(engine.tokenizer, source.text, asked) if call.shown.stats else None
+        if said is not None:
+            print_note(said)
     if cancelled:
         raise typer.Exit(CANCELLED_EXIT_CODE)
 
@@ -82,7 +85,7 @@ def _load(call: GenerateCall, progress: Progress) -> Engine:
         from ...drafters.pair import load_pair
 
         pair = load_pair(call.loading, progress.report(notes=not quiet), call.options)
-    for note in () if quiet else pair.target.config.repairs.notes:
+    for note in () if quiet else pair.notes:
         print_note(note)
     # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -128,11 +131,13 @@ def _run(answer: Answer, progress: Progress, *, echo: bool) -> bool:
     return cancelled
 
 
-def _print_footer(done: Completion, call: GenerateCall) -> None:
+def _print_footer(engine: Engine, done: Completion, call: GenerateCall) -> None:
     said = done.identity
     note = "" if said is None else f"identity with plain decoding: {said}"
     bits = f", {done.drafter_bits}-bit drafter" if done.drafter_bits else ""
     print_note(format_footer(done.route, done.stats, done.block.describe() + bits, note))
+    for said in engine.position_notes(done.stats.prompt_tokens, len(done.token_ids)):
+        print_note(said)
     for ignored in done.route.notes(call.options, call.loading):
         print_note(ignored)
     if call.shown.stats:

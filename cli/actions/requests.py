@@ -3,76 +3,101 @@
 from __future__ import annotations
 
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...core.errors import DflashError, OptionError, PromptError
-from ...core.json_values import Kind, checked, is_number, is_whole, parse_object, wrong_value
+from ...core.errors import OptionError, PromptError
+from ...core.json_values import Kind, checked, is_number, parse_object, wrong_value
 from ...core.options import GenerateOptions, parse_speculation
 from ...core.sampling_options import SamplingOptions
+from ..input.prompt import PromptInput
 from ..text.terminal import print_document
 
 if TYPE_CHECKING:
+    from ...core.decode.chat import Chat
     from ...drafters.engine import Engine
     from ...drafters.request import Request
 
 SCHEMA = "dflash.result/2"
+Default = TypeVar("Default", int, int | None)
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingOptions))
 WHOLE_FIELDS = ("top_k", "seed", "penalty_window")
 MOST_ID_DIGITS = 18
 REQUEST_FIELDS = (
-    "id", "prompt", "messages", "max_tokens", "stop", "speculation", "block_size", "draft_tokens",
-    "continue",
+    "id", "prompt", "messages", "system", "tools", "reasoning", "max_tokens", "stop", "speculation",
+    "block_size", "draft_tokens", "continue",
 )  # fmt: skip
 
 
-def serve(engine: Engine, source: str, defaults: GenerateOptions, speculation: str) -> int:
+@dataclass(frozen=True)
+class Defaults:
+    """What a request has where its line is silent.
+
+    asked: --system, --reasoning and --chat or --raw; without --chat a `prompt` is raw text.
+    """
+
+    options: GenerateOptions
+    speculation: str
+    asked: PromptInput = PromptInput()
+
+
+def serve(engine: Engine, asked: PromptInput, options: GenerateOptions, speculation: str) -> int:
     """Answer every line of FILE (or `-`, stdin) on stdout; returns how many were errors.
 
-    defaults and speculation: what a request has where its line is silent.
+    Raises OptionError for a default that no line could use.
     """
+    from ...core.decode.chat import parse_reasoning
+
+    defaults = Defaults(options, speculation, asked)
+    if asked.reasoning is not None:
+        parse_reasoning(asked.reasoning)
+    if asked.chat is False and (asked.system is not None or asked.reasoning is not None):
+        raise OptionError("--system and --reasoning need a chat template; leave out --raw")
     errors = 0
-    for number, line in enumerate(_lines(source), start=1):
+    for number, line in enumerate(_lines(str(asked.requests)), start=1):
         if not line.strip():
             continue
-        result = answer(engine, number, line, defaults, speculation)
+        result = answer(engine, number, line, defaults)
         errors += "error" in result
         print_document(result, flush=True)
     return errors
 
 
-def answer(
-    engine: Engine, number: int, line: str, defaults: GenerateOptions, speculation: str
-) -> dict[str, Any]:
-    """The result object of one line: an answer, or {error: {type, message}}."""
+def answer(engine: Engine, number: int, line: str | bytes, defaults: Defaults) -> dict[str, Any]:
+    """The result object of one line: an answer, or {error: {type, message}}.
+
+    Whatever a line raises is that line's error: a batch of a night does not end at one bad line.
+    """
     result: dict[str, Any] = {"schema": SCHEMA, "line": number}
     try:
         fields = _object(line)
         if "id" in fields:
             result["id"] = fields["id"]
         _require_known(fields)
-        done = engine.complete(_request(fields, defaults, speculation))
-    except DflashError as exc:
+        stated = {name: value for name, value in fields.items() if value is not None}
+        request = _request(stated, defaults)
+        engine.require_positions(request)
+        done = engine.complete(request)
+    except Exception as exc:
         return {**result, "error": {"type": type(exc).__name__, "message": str(exc)}}
     return {**result, **done.to_dict()}
 
 
-def _lines(source: str) -> Iterator[str]:
-    if source == "-":
-        yield from sys.stdin
-        return
+def _lines(source: str) -> Iterator[bytes]:
+    """The lines of a file or of stdin as they stand, without a byte order mark before the first."""
     try:
-        with Path(source).open(encoding="utf-8") as stream:
-            yield from stream
+        with nullcontext(sys.stdin.buffer) if source == "-" else Path(source).open("rb") as stream:
+            for number, line in enumerate(stream):
+                yield line if number else line.removeprefix(BOM_UTF8)
     except OSError as exc:
         raise PromptError(f"the requests file {source} cannot be read: {exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise PromptError(f"{source} is not UTF-8 text ({exc}); convert it first") from exc
 
 
-def _object(line: str) -> Mapping[str, Any]:
+def _object(line: str | bytes) -> Mapping[str, Any]:
     """The line's object. JSON has no NaN and no infinity, though Python's reader takes them."""
     value = parse_object(line, "the line", PromptError)
     for name, field in value.items():
@@ -88,37 +113,89 @@ def _require_known(fields: Mapping[str, Any]) -> None:
         raise OptionError(f"unknown field {unknown[0]!r}; known: {known}")
 
 
-def _request(fields: Mapping[str, Any], defaults: GenerateOptions, speculation: str) -> Request:
-    """The line's request: its own values over the command's."""
+def _request(fields: Mapping[str, Any], defaults: Defaults) -> Request:
+    """The line's request: its own values over the command's. No value is null."""
     from ...drafters.request import Request
 
-    def whole(name: str, default: int | None) -> int | None:
-        value = fields.get(name, default)
-        if value is not None and not is_whole(value):
-            raise OptionError(f"{name} is {value!r}, expected a whole number")
-        return value
-
-    stop = fields.get("stop", list(defaults.stop))
+    options = defaults.options
+    stop = fields.get("stop", list(options.stop))
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
         raise OptionError(f"stop is {stop!r}, expected a text or a list of texts")
-    max_tokens = whole("max_tokens", defaults.max_tokens)
-    if max_tokens is None:
-        raise OptionError("max_tokens is null, expected a whole number")
+    prompt, chat = _asked(fields, defaults.asked)
     request = Request(
-        prompt=_prompt(fields),
-        messages=_messages(fields),
-        max_tokens=max_tokens,
-        sampling=_sampling(fields, defaults.sampling),
+        prompt=prompt,
+        messages=None if chat is None else chat.messages,
+        tools=None if chat is None else chat.tools,
+        reasoning=None if chat is None else chat.reasoning,
+        max_tokens=_whole(fields, "max_tokens", options.max_tokens),
+        sampling=_sampling(fields, options.sampling),
         stop=tuple(stop),
-        speculation=parse_speculation(str(fields.get("speculation", speculation))),
-        block_size=whole("block_size", defaults.block_size),
-        draft_tokens=whole("draft_tokens", defaults.draft_tokens),
-        gate=defaults.gate,
-        reuse=fields.get("continue") is True,
+        speculation=parse_speculation(_text(fields, "speculation") or defaults.speculation),
+        block_size=_whole(fields, "block_size", options.block_size),
+        draft_tokens=_whole(fields, "draft_tokens", options.draft_tokens),
+        gate=options.gate,
+        reuse=_continues(fields),
     )
-    request.options(defaults.prefill_step_size)  # values that no run could use, before it begins
+    request.options(options.prefill_step_size)  # values that no run could use, before it begins
     return request
+
+
+def _asked(
+    fields: Mapping[str, Any], defaults: PromptInput
+) -> tuple[str | list[int] | None, Chat | None]:
+    """(the prompt as it stands, or the chat) of a line."""
+    from ...core.decode.chat import Chat, parse_reasoning
+
+    prompt, messages = _prompt(fields), _messages(fields)
+    system, reasoning = _text(fields, "system"), _text(fields, "reasoning")
+    system = defaults.system if system is None else system
+    reasoning = defaults.reasoning if reasoning is None else reasoning
+    if reasoning is not None:
+        parse_reasoning(reasoning)
+    tools = fields.get("tools")
+    if tools is not None and not _are_objects(tools):
+        raise PromptError(f"tools is {tools!r}, expected a list of objects")
+    if messages is None and defaults.chat and isinstance(prompt, str):
+        messages, prompt = [{"role": "user", "content": prompt}], None
+    if messages is None:
+        given = {"system": system, "reasoning": reasoning, "tools": tools}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise OptionError(
+                f"{wrong[0]} needs a chat template, and a prompt is raw text here: give messages, "
+                "or --chat"
+            )
+        return prompt, None
+    if defaults.chat is False:
+        raise OptionError("messages need a chat template, and --raw was given; leave it out")
+    if system is not None and not any(one.get("role") == "system" for one in messages):
+        messages = [{"role": "system", "content": system}, *messages]
+    elif "system" in fields:
+        raise OptionError("system is given, and messages have a system message too; give one")
+    return prompt, Chat(messages, tools, reasoning)
+
+
+def _whole(fields: Mapping[str, Any], name: str, default: Default) -> int | Default:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise OptionError(f"{name} is {value!r}, expected a whole number")
+    return value
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise OptionError(f"{name} is {value!r}, expected a text")
+    return value
+
+
+def _continues(fields: Mapping[str, Any]) -> bool:
+    value = fields.get("continue", False)
+    if not isinstance(value, bool):
+        raise OptionError(f"continue is {value!r}, expected true or false")
+    return value
 
 
 def _prompt(fields: Mapping[str, Any]) -> str | list[int] | None:
@@ -134,12 +211,13 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     value = fields.get("messages")
     if value is None:
         return None
-    if isinstance(value, list) and all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) and "content" in one
-        for one in value
-    ):
-        return value
-    raise PromptError(f"messages is {value!r}, expected a list of objects with role and content")
+    if not isinstance(value, list) or not _are_objects(value):
+        raise PromptError(f"messages is {value!r}, expected a list of objects with a role")
+    return value
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
 def _sampling(fields: Mapping[str, Any], defaults: SamplingOptions) -> SamplingOptions:

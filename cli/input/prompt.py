@@ -8,11 +8,16 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import OptionError, PromptError
 
+if TYPE_CHECKING:
+    from ...core.decode.chat import Chat
+
 BUILT_IN = "Write a Python class `Point`: A point with x and y coordinates."
+BYTE_ORDER_MARK = "\ufeff"
+"""What some editors put in front of a text; it is no part of it."""
 STDIN_WAIT_SEC = 2.0
 """Patience with a silent pipe, only where nothing at all was asked for."""
 
@@ -59,7 +64,7 @@ def read_prompt(argument: str | None, file: Path | None, *, patient: bool) -> Pr
         return PromptSource(_not_empty(_decode(_read_stdin(), "stdin"), "stdin"))
     if argument is not None:
         ignored = "stdin is ignored: PROMPT was given" if _stdin_has_text() else None
-        return PromptSource(argument, ignored)
+        return PromptSource(argument.removeprefix(BYTE_ORDER_MARK), ignored)
     if sys.stdin is None or sys.stdin.isatty() or not (patient or _stdin_speaks()):
         return PromptSource(BUILT_IN, f"no prompt given, using: {BUILT_IN}")
     text = _decode(_read_stdin(), "stdin")
@@ -77,7 +82,6 @@ def encode_prompt(tokenizer: Any, text: str, asked: PromptInput) -> list[int]:
     from ...core.decode.chat import encode_text, render_chat
 
     chat, system, reasoning = asked.chat, asked.system, asked.reasoning
-
     has_template = bool(tokenizer.has_chat_template)
     if chat is None:
         chat = has_template
@@ -91,9 +95,32 @@ def encode_prompt(tokenizer: Any, text: str, asked: PromptInput) -> list[int]:
         raise PromptError(
             "--chat was asked for, but this tokenizer has no chat template; use --raw"
         )
+    return render_chat(tokenizer, as_chat(text, asked))
+
+
+def as_chat(text: str, asked: PromptInput) -> Chat:
+    """A text as the user's turn, behind the system prompt that was asked for."""
+    from ...core.decode.chat import Chat
+
+    system = asked.system
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": text})
-    return render_chat(tokenizer, messages, reasoning)
+    return Chat(messages, reasoning=asked.reasoning)
+
+
+def reasoning_note(tokenizer: Any, text: str, asked: PromptInput) -> str | None:
+    """What to say where mlx-lm would render this chat turn otherwise; None where it would not."""
+    from ...core.decode.chat import differs_from_mlx_lm
+
+    is_chat = asked.chat is not False and bool(tokenizer.has_chat_template)
+    if not is_chat or asked.reasoning is not None:
+        return None
+    if not differs_from_mlx_lm(tokenizer, as_chat(text, asked)):
+        return None
+    return (
+        "reasoning: the template's own default; mlx-lm would set enable_thinking and render "
+        "another prompt (--reasoning on gives that)"
+    )
 
 
 def read_text_file(file: Path) -> str:
@@ -110,7 +137,7 @@ def _read_file(file: Path) -> bytes:
 
 def _decode(data: bytes, where: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # without a byte order mark
     except UnicodeDecodeError as exc:
         raise PromptError(f"{where} is not UTF-8 text ({exc}); convert it first") from exc
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..checkpoint.listing import list_files
+
 PACKAGES = ("mlx", "mlx-lm", "transformers", "numpy")
 HASHED = ("*.safetensors", "*.json", "*.jinja")
 
@@ -54,7 +56,7 @@ def suite_commit() -> str | None:
 
 def hash_directory(directory: Path) -> dict[str, str]:
     """sha256 of every weights, config and template file of a checkpoint, by file name."""
-    files = sorted({file for pattern in HASHED for file in directory.glob(pattern)})
+    files = list_files(directory, *HASHED)
     found: dict[str, str] = {}
     for file in files:
         with file.open("rb") as stream:

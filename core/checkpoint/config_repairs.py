@@ -1,8 +1,8 @@
 """What mlx-lm would read from a target's config.json without a word and wrongly.
 
 mlx-lm looks for some keys in one place only and otherwise takes a default: another rope base, no
-rope scaling. Each such config is either repaired, through the overrides that mlx-lm's load_model
-takes, or refused; what was done stands in a note.
+rope scaling; `rope.py` has what transformers would take. Each such config is either repaired,
+through the overrides that mlx-lm's load_model takes, or refused; what was done stands in a note.
 """
 
 from __future__ import annotations
@@ -14,14 +14,25 @@ from typing import Any
 
 from ..errors import ConfigError
 from .families import Family
+from .rope import WITHOUT_EFFECT, Rope, read_rope
+from .safetensors_headers import listing
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+GEMMA_ROPES = {
+    "full_attention": Rope("proportional", 1_000_000.0, 0.25),
+    "sliding_attention": Rope("default", 10_000.0),
+}
+"""What mlx-lm and transformers take where a Gemma 4 config.json states no rope at all."""
 
 
 @dataclass(frozen=True)
 class Repairs:
-    """overrides: what load_model's model_config gets; notes: one line each, for the user."""
+    """overrides: what load_model's model_config gets; notes: one line each, for the user; ropes:
+    what the rope has to be, by layer type, or under "" for all layers."""
 
     overrides: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    ropes: Mapping[str, Rope] = field(default_factory=dict)
 
 
 def find_repairs(family: Family, file: Path, raw: Mapping[str, Any]) -> Repairs:
@@ -29,7 +40,9 @@ def find_repairs(family: Family, file: Path, raw: Mapping[str, Any]) -> Repairs:
     text = raw.get("text_config") or raw
     _check_layer_types(file, family, text)
     _check_window(file, family, text)
-    changes, notes = _rope_changes(file, family, text)
+    ropes = read_ropes(family, file, text)
+    _check_wrapper(file, raw, text)
+    changes = {} if family.rope == "layer types" else _placed(family, text, ropes[""])
     overrides: dict[str, Any] = {}
     if family.model_type != raw.get("model_type"):
         overrides["model_type"] = family.model_type
@@ -37,87 +50,112 @@ def find_repairs(family: Family, file: Path, raw: Mapping[str, Any]) -> Repairs:
         overrides |= {"text_config": {**text, **changes}} if text is not raw else changes
     if family.wraps_vocab:
         overrides |= _wrapped_vocab(file, raw, text)
-    return Repairs(overrides, tuple(notes))
+    notes = _rope_notes(family, file, ropes, bool(changes))
+    return Repairs(overrides, tuple(notes), ropes)
 
 
-def _rope_changes(
-    file: Path, family: Family, text: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    nested, flat = text.get("rope_parameters"), text.get("rope_theta")
-    if nested is not None and not isinstance(nested, dict):
-        raise ConfigError(f"{file}: 'rope_parameters' is {nested!r}, expected an object")
-    if family.rope == "layer types":
-        return _rope_by_layer_type(file, nested, flat)
-    inner = (nested or {}).get("rope_theta")
-    if inner is not None and flat is not None and inner != flat:
-        raise ConfigError(
-            f"{file}: 'rope_theta' is {flat} and 'rope_parameters.rope_theta' is {inner}; one of "
-            "them is wrong: fetch the file again or correct it"
-        )
-    if inner is None and flat is None:
-        if family.needs_theta:
+def read_ropes(family: Family, file: Path, text: Mapping[str, Any]) -> dict[str, Rope]:
+    """What config.json asks of the rope, by layer type, or under "" for all layers."""
+    if family.rope != "layer types":
+        return {"": read_rope(file, text, family.rope_defaults)}
+    for key in ("rope_theta", "rope_scaling"):
+        if text.get(key) is not None:
             raise ConfigError(
-                f"{file}: 'rope_parameters.rope_theta' or 'rope_theta' is missing; mlx-lm would "
-                "take a default that this model was not trained with"
-            )
-        return {}, []
-    if family.rope == "nested" and inner is None:
-        return _nest(file, text, nested or {}, flat)
-    if family.rope == "flat" and flat is None:
-        return _flatten(file, family, text, nested or {})
-    return {}, []
-
-
-def _nest(
-    file: Path, text: Mapping[str, Any], nested: Mapping[str, Any], theta: Any
-) -> tuple[dict[str, Any], list[str]]:
-    """Flat keys into rope_parameters: mlx-lm would otherwise use a base of 100000."""
-    built: dict[str, Any] = {"rope_type": "default"}
-    if text.get("partial_rotary_factor") is not None:
-        built["partial_rotary_factor"] = text["partial_rotary_factor"]
-    built |= {**(text.get("rope_scaling") or {}), **nested, "rope_theta": theta}
-    note = (
-        f"{file} states rope_theta {theta} outside rope_parameters, where mlx-lm does not look; "
-        "it was passed on as rope_parameters"
-    )
-    return {"rope_parameters": built}, [note]
-
-
-def _flatten(
-    file: Path, family: Family, text: Mapping[str, Any], nested: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """rope_parameters into flat keys, for families where mlx-lm reads nothing else."""
-    changes: dict[str, Any] = {"rope_theta": nested["rope_theta"]}
-    kind = nested.get("rope_type") or nested.get("type") or "default"
-    if kind != "default" and text.get("rope_scaling") is None:
-        changes["rope_scaling"] = dict(nested)
-    for key in family.flat_rope_keys:
-        if nested.get(key) is not None:
-            changes[key] = nested[key]
-    note = (
-        f"{file} states rope_theta {nested['rope_theta']} inside rope_parameters, where mlx-lm "
-        f"does not look for {family.model_type}; it was passed on as flat keys"
-    )
-    return changes, [note]
-
-
-def _rope_by_layer_type(
-    file: Path, nested: Mapping[str, Any] | None, flat: Any
-) -> tuple[dict[str, Any], list[str]]:
-    """Gemma 4 has a rope for each layer type; mlx-lm's defaults are the family's own."""
-    if nested is None:
-        if flat is not None:
-            raise ConfigError(
-                f"{file}: 'rope_theta' is flat, but Gemma 4 has one for each layer type; give "
+                f"{file}: '{key}' is flat, but Gemma 4 has one for each layer type; give "
                 "'rope_parameters' with 'full_attention' and 'sliding_attention'"
             )
-        return {}, []
-    for kind in ("full_attention", "sliding_attention"):
+    nested = text.get("rope_parameters")
+    if nested is None:
+        return GEMMA_ROPES
+    if not isinstance(nested, dict):
+        raise ConfigError(f"{file}: 'rope_parameters' is {nested!r}, expected an object")
+    ropes = {}
+    for kind in LAYER_TYPES:
         if not isinstance(nested.get(kind), dict) or "rope_theta" not in nested[kind]:
             raise ConfigError(
                 f"{file}: 'rope_parameters.{kind}.rope_theta' is missing; mlx-lm would take 10000"
             )
-    return {}, []
+        positions = text.get("max_position_embeddings")
+        own = {"rope_parameters": nested[kind], "max_position_embeddings": positions}
+        ropes[kind] = read_rope(file, own, family.rope_defaults)
+    return ropes
+
+
+def _placed(family: Family, text: Mapping[str, Any], rope: Rope) -> dict[str, Any]:
+    """The rope as the keys that mlx-lm reads; nothing where the file has them so already."""
+    nested = text.get("rope_parameters") or {}
+    stated = {"rope_type": rope.kind, **rope.settings}
+    if family.rope == "nested":
+        kept = {key: nested[key] for key in WITHOUT_EFFECT if key in nested}
+        wanted: dict[str, Any] = {
+            "rope_parameters": {
+                **stated,
+                **kept,
+                "rope_theta": rope.theta,
+                "partial_rotary_factor": rope.partial,
+            }
+        }
+        default = {"partial_rotary_factor": rope.partial}
+        return {} if _reads(wanted["rope_parameters"], {**default, **nested}) else wanted
+    scaling = None if rope.kind == "default" else stated
+    wanted = {"rope_theta": rope.theta, "rope_scaling": scaling}
+    if family.rope_defaults.turns_part:
+        wanted["partial_rotary_factor"] = rope.partial
+    found = {key: text.get(key) for key in wanted}
+    if family.rope == "both":
+        found["rope_theta"] = found["rope_theta"] or nested.get("rope_theta")
+        found["rope_scaling"] = found["rope_scaling"] or nested or None
+    elif found["rope_theta"] is None and not nested:
+        found["rope_theta"] = family.rope_defaults.theta
+    if _reads(scaling or {}, found.pop("rope_scaling") or {}):
+        del wanted["rope_scaling"]
+    return {key: value for key, value in wanted.items() if key not in found or found[key] != value}
+
+
+def _reads(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether mlx-lm's rope of `found` is that of `wanted`; keys that it does not read may be
+    there, and so may keys that a kind of rope does not use."""
+    kind = found.get("type") or found.get("rope_type") or "default"
+    kind = "default" if kind == "mrope" else kind
+    same_kind = kind == wanted.get("rope_type", "default")
+    return same_kind and all(
+        found.get(key) == value for key, value in wanted.items() if key != "rope_type"
+    )
+
+
+def _rope_notes(family: Family, file: Path, ropes: Mapping[str, Rope], moved: bool) -> list[str]:
+    notes = []
+    shown = "; ".join(dict.fromkeys(str(rope) for rope in ropes.values()))
+    if moved:
+        places = {"nested": "rope_parameters", "both": "one place"}.get(family.rope, "flat keys")
+        notes.append(
+            f"{file} states its rope (rope_theta {ropes[''].theta}) outside {places}, where mlx-lm "
+            f"does not look for {family.model_type}, or leaves something to the family's code; it "
+            f"was passed on: {shown}"
+        )
+    if not family.scales_rope and any(rope.kind != "default" for rope in ropes.values()):
+        notes.append(
+            f"{file} asks for a scaled rope ({shown}), which mlx-lm's {family.model_type} never "
+            "reads; it was put in"
+        )
+    if ignored := sorted({key for rope in ropes.values() for key in rope.ignored}):
+        notes.append(
+            f"{file}: the rope states {listing(ignored)}, which its kind does not use; ignored"
+        )
+    return notes
+
+
+def _check_wrapper(file: Path, raw: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    """Beside text_config nothing reads a rope."""
+    for key in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"):
+        outer = None if text is raw else raw.get(key)
+        inner = text.get(key)
+        inner = (text.get("rope_parameters") or {}).get(key) if inner is None else inner
+        if outer is not None and outer != inner:
+            raise ConfigError(
+                f"{file}: '{key}' stands beside 'text_config', where no program reads it, and is "
+                "not the same inside; move it into 'text_config', or remove it"
+            )
 
 
 def _wrapped_vocab(file: Path, raw: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:

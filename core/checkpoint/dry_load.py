@@ -20,6 +20,7 @@ import mlx.nn as nn
 from ..errors import CheckpointError, ConfigError, TensorError
 from .mlx_models import model_module
 from .packings import FLOAT_MODES
+from .rope_modules import fit_ropes
 from .safetensors_headers import shorten
 from .target_config import TargetConfig
 
@@ -60,7 +61,9 @@ def build_model(config: TargetConfig) -> Any:
         )
     try:
         module: Any = model_module(config.model_type)
-        return module.Model(module.ModelArgs.from_dict(raw))
+        model = module.Model(module.ModelArgs.from_dict(raw))
+        fit_ropes(model, config.repairs.ropes, config.max_positions)
+        return model
     except Exception as exc:  # mlx-lm's code raises of every kind for a bad config or file
         raise ConfigError(
             f"{config.file}: mlx-lm cannot build a {config.model_type} of it "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import UnsupportedModel
+from .rope import RopeDefaults
 
 Decoder = Literal["plain", "hybrid", "gemma4"]
 """What runs the layers: `core/target/families.py` has the class of each."""
@@ -23,19 +24,20 @@ RopeKeys = Literal["nested", "flat", "both", "layer types"]
 class Family:
     """What is known of a model_type before its weights are opened.
 
-    rope: where mlx-lm reads the rope settings; flat_rope_keys: others of `rope_parameters` that it
-    reads flat; needs_theta: no base is shared by all releases, so that a default would be wrong;
-    slides: some layers may see a window only; wraps_vocab: mlx-lm takes the vocabulary of the
-    wrapper, never of its text config; unread: parts of the names of tensors that a checkpoint may
-    hold and mlx-lm's strict load would stumble over; aliases: model_types of text configs that
-    may stand alone, without the wrapper that mlx-lm names the model by.
+    rope: where mlx-lm reads the rope settings; rope_defaults: what its own code takes where
+    config.json is silent, without a base where no base is shared by all releases; scales_rope:
+    mlx-lm's module applies a scaling at all; slides: some layers may see a window only;
+    wraps_vocab: mlx-lm takes the vocabulary of the wrapper, never of its text config; unread:
+    parts of the names of tensors that a checkpoint may hold and mlx-lm's strict load would stumble
+    over; aliases: model_types of text configs that may stand alone, without the wrapper that
+    mlx-lm names the model by.
     """
 
     model_type: str
     decoder: Decoder
     rope: RopeKeys
-    flat_rope_keys: tuple[str, ...] = ()
-    needs_theta: bool = False
+    rope_defaults: RopeDefaults = RopeDefaults()
+    scales_rope: bool = True
     slides: bool = False
     wraps_vocab: bool = False
     unread: tuple[str, ...] = ()
@@ -46,21 +48,30 @@ class Family:
         return not any(part in tensor for part in self.unread)
 
 
+HYBRID = RopeDefaults(partial=0.25, turns_part=True)
+GPT_OSS = RopeDefaults(
+    150_000.0,
+    settings={
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+)
 ROWS = (
     Family("gemma4", "gemma4", "layer types", slides=True, wraps_vocab=True),
     Family("gemma4_text", "gemma4", "layer types", slides=True),
-    Family("gpt_oss", "plain", "flat", slides=True),
-    Family("llama", "plain", "flat", slides=True),
-    Family("qwen3", "plain", "both", needs_theta=True),
-    Family("qwen3_5", "hybrid", "nested", needs_theta=True, aliases=("qwen3_5_text",)),
-    Family("qwen3_5_moe", "hybrid", "nested", needs_theta=True, aliases=("qwen3_5_moe_text",)),
-    Family("qwen3_moe", "plain", "flat", needs_theta=True),
+    Family("gpt_oss", "plain", "flat", GPT_OSS, slides=True),
+    Family("llama", "plain", "flat", RopeDefaults(10_000.0), slides=True),
+    Family("qwen3", "plain", "both"),
+    Family("qwen3_5", "hybrid", "nested", HYBRID, aliases=("qwen3_5_text",)),
+    Family("qwen3_5_moe", "hybrid", "nested", HYBRID, aliases=("qwen3_5_moe_text",)),
+    Family("qwen3_moe", "plain", "flat", scales_rope=False),
     Family(
         "qwen3_next",
         "hybrid",
         "flat",
-        flat_rope_keys=("partial_rotary_factor",),
-        needs_theta=True,
+        HYBRID,
         unread=("mtp.",),  # mlx-lm drops them from files with numbered experts only
     ),
 )

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from ..errors import ModelNotFound, TensorError
 from ..json_values import are_whole, parse_json
+from .listing import list_files
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -64,7 +65,7 @@ def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
     pattern: what the reader of the data will open. Where there is an index, every shard that it
     lists must be there, and without a pattern of its own the reader opens just those.
     """
-    found = sorted(path for path in directory.glob(pattern) if path.is_file())
+    found = list_files(directory, pattern)
     shards = _indexed(directory)
     if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
         raise TensorError(
@@ -75,7 +76,7 @@ def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
         return [directory / shard for shard in sorted(shards)]
     if found:
         return found
-    if others := sorted(path.name for path in directory.glob("*.safetensors")):
+    if others := [path.name for path in list_files(directory, "*.safetensors")]:
         raise ModelNotFound(
             f"{directory} has no weights that mlx-lm reads: it opens {pattern}, and there are only "
             f"{listing(others)}; rename them or fetch the converted checkpoint"
@@ -89,7 +90,7 @@ def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
 def _indexed(directory: Path) -> set[str]:
     """The file names of every *.safetensors.index.json; TensorError where one cannot be used."""
     shards: set[str] = set()
-    for index in sorted(directory.glob("*.safetensors.index.json")):
+    for index in list_files(directory, "*.safetensors.index.json"):
         try:
             names = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
             shards |= {str(name) for name in names}

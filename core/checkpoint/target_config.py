@@ -11,13 +11,14 @@ from ..errors import ConfigError, UnsupportedModel
 from ..json_values import Fields, checked, read_json, wrong_value
 from .config_repairs import Repairs, find_repairs
 from .families import FAMILIES, Family, require_supported
+from .listing import list_files
 
 
 def refuse_gguf(path: Path) -> None:
     """UnsupportedModel where `path` is a GGUF file, or a directory with nothing else to read."""
     is_file = path.suffix == ".gguf" and path.is_file()
     alone = path.is_dir() and not (path / "config.json").exists()
-    found = path if is_file else next(iter(sorted(path.glob("*.gguf"))), None) if alone else None
+    found = path if is_file else next(iter(list_files(path, "*.gguf")), None) if alone else None
     if found is not None:
         raise UnsupportedModel(
             f"{found} is a GGUF file, which llama.cpp reads and this suite does not: give the "
@@ -48,6 +49,19 @@ class TargetConfig:
     eos_ids: frozenset[int]
     raw: Mapping[str, Any]
     repairs: Repairs = field(default_factory=Repairs)
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The part of config.json that has the decoder's fields."""
+        text: Mapping[str, Any] = self.raw.get("text_config") or self.raw
+        return text
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that the model was made for; None where config.json does not say."""
+        stated = self.text.get("max_position_embeddings")
+        is_count = isinstance(stated, int) and not isinstance(stated, bool) and stated > 0
+        return stated if is_count else None
 
     @property
     def family(self) -> Family:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import OptionError, PromptError
+from .messages import plain_messages
 
 SWITCHES: dict[str, bool] = {"on": True, "off": False}
 EFFORTS = ("low", "medium", "high", "xhigh")
@@ -45,29 +47,70 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def render_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], reasoning: str | None = None
-) -> list[int]:
-    """Ids of the messages and the beginning of an answer, by mlx-lm's tokenizer wrapper.
+@dataclass(frozen=True)
+class Chat:
+    """A chat to be answered.
 
-    reasoning: None leaves the template's default; else one of REASONING_VALUES. Raises PromptError
-    where there is no template, where it has no variable for the value, or where it raises itself.
+    tools: descriptions of functions, as OpenAI's interface takes them; reasoning: None leaves it to
+    the template, else one of REASONING_VALUES.
     """
-    from jinja2.exceptions import TemplateError
 
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    reasoning: str | None = None
+
+
+def render_chat(tokenizer: Any, chat: Chat) -> list[int]:
+    """Ids of the messages and the beginning of an answer, by the tokenizer's own template.
+
+    Nothing but what was asked for is passed to it, so that its own defaults hold. Raises
+    PromptError where there is no template, where it has no variable for what is asked, or where it
+    raises itself.
+    """
+    messages, arguments = _prepare(tokenizer, chat)
+    # mlx-lm's wrapper would switch thinking on where the caller leaves it to the template.
+    has_own = getattr(tokenizer, "_chat_template", None) is None
+    inner = getattr(tokenizer, "_tokenizer", tokenizer) if has_own else tokenizer
+    return _apply(inner, messages, arguments)
+
+
+def differs_from_mlx_lm(tokenizer: Any, chat: Chat) -> bool:
+    """Whether mlx-lm, which sets `enable_thinking` itself, would render other ids of this chat."""
+    messages, arguments = _prepare(tokenizer, chat)
+    return _apply(tokenizer, messages, arguments) != render_chat(tokenizer, chat)
+
+
+def _prepare(tokenizer: Any, chat: Chat) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(messages, what else the template is given)."""
     if not tokenizer.has_chat_template:
         raise PromptError("this tokenizer has no chat template; give the prompt with --raw")
+    messages = plain_messages(chat.messages)
     for message in messages:
-        if isinstance(content := message.get("content"), str):
-            require_encodable(content, f"the {message.get('role', '')} message")
-    if isinstance(template := getattr(tokenizer, "chat_template", None), str):
-        parse_template(template)
-    arguments = {} if reasoning is None else reasoning_arguments(tokenizer, reasoning)
+        require_encodable(message["content"], f"the {message['role']} message")
+    arguments: dict[str, Any] = {}
+    if chat.reasoning is not None:
+        arguments |= reasoning_arguments(tokenizer, chat.reasoning)
+    known = template_variables(tokenizer)
+    if chat.tools:
+        if "tools" not in known:
+            raise PromptError(
+                "the tokenizer's chat template has no variable for tools; leave tools out, or take "
+                "a model that was trained with them"
+            )
+        arguments["tools"] = [dict(tool) for tool in chat.tools]
+    return messages, arguments
+
+
+def _apply(
+    tokenizer: Any, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
+) -> list[int]:
+    from jinja2.exceptions import TemplateError
+
     try:
         ids: list[int] = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, **arguments
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **arguments
         )
-    except (TemplateError, TypeError, ValueError) as exc:
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as exc:
         given = "".join(f", {name}={value!r}" for name, value in arguments.items())
         raise PromptError(
             f"the tokenizer's chat template refuses this chat ({len(messages)} messages{given}): "
@@ -76,17 +119,23 @@ def render_chat(
     return ids
 
 
+def parse_reasoning(text: str) -> str:
+    """Trimmed and lower-cased; OptionError for a value that no template knows."""
+    value = text.strip().lower()
+    if value not in REASONING_VALUES:
+        raise OptionError(
+            f"invalid 'reasoning' value '{value}' (expected {'|'.join(REASONING_VALUES)})"
+        )
+    return value
+
+
 def reasoning_arguments(tokenizer: Any, value: str) -> dict[str, bool | str]:
     """What the template is given for a `--reasoning` value.
 
     Raises OptionError for a value that no template knows, PromptError where this one has no
     variable for it.
     """
-    value = value.strip().lower()
-    if value not in REASONING_VALUES:
-        raise OptionError(
-            f"invalid 'reasoning' value '{value}' (expected {'|'.join(REASONING_VALUES)})"
-        )
+    value = parse_reasoning(value)
     known = template_variables(tokenizer)
     efforts = [name for name in EFFORT_VARIABLES if name in known]
     can_switch = SWITCH_VARIABLE in known
@@ -110,13 +159,15 @@ def reasoning_arguments(tokenizer: Any, value: str) -> dict[str, bool | str]:
 def template_variables(tokenizer: Any) -> frozenset[str]:
     """Names that the template takes from its caller; none where it is not a jinja template."""
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, dict):
-        template = template.get("default")
-    if not isinstance(template, str):
-        return frozenset()
+    texts = list(template.values()) if isinstance(template, dict) else [template]
     from jinja2 import meta
 
-    return frozenset(meta.find_undeclared_variables(parse_template(template)))
+    found = (
+        meta.find_undeclared_variables(parse_template(text))
+        for text in texts
+        if isinstance(text, str)
+    )
+    return frozenset().union(*found)
 
 
 def parse_template(template: str) -> Any:

@@ -9,13 +9,14 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 from mlx_lm.models.switch_layers import SwitchLinear
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import load_model
 
 from ..checkpoint.hub import resolve_directory as resolve_directory
+from ..checkpoint.listing import plain_name
 from ..checkpoint.mlx_models import model_module
+from ..checkpoint.rope_modules import fit_ropes
 from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
 from ..checkpoint.target_config import TargetConfig
-from ..checkpoint.tokenizer_files import require_tokenizer
 from ..device import dtype_text, on_cpu
 from ..errors import CheckpointError, DflashError, UnsupportedModel
 from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
@@ -23,14 +24,19 @@ from ..target.families import backbone_class
 from ..target.forward_check import check_forward
 from ..target.target import Target
 from .kernels import put_on_kernels
+from .tokenizer import open_tokenizer
 
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A target that passed its forward check, and its tokenizer (mlx-lm's TokenizerWrapper)."""
+    """A target that passed its forward check, and its tokenizer (mlx-lm's TokenizerWrapper).
+
+    notes: what was put right of its files, a line each, for the user.
+    """
 
     target: Target
     tokenizer: Any
+    notes: tuple[str, ...] = ()
 
 
 def resolve_dtype(name: str) -> mx.Dtype | None:
@@ -57,7 +63,7 @@ def load_target(
     """
     dtype, wanted = resolve_dtype(dtype_name), parse_kernels(kernels)
     make_backbone = backbone_class(config.model_type, config.file)
-    require_tokenizer(config.path)
+    opened = open_tokenizer(config)
     read_headers(weight_files(config.path, TARGET_PATTERN))
     model = load_lazily(config)
     try:
@@ -65,18 +71,17 @@ def load_target(
             _cast(model, dtype)
         check_experts(model, config)
         mx.eval(model.parameters())
-        open_tokenizer: Any = load_tokenizer
-        tokenizer = open_tokenizer(config.path, eos_token_ids=sorted(config.eos_ids))
     except DflashError:
         raise
     except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
         raise _not_loaded(config, exc) from exc
     backbone = make_backbone(model)
     backbone.require_rollback(config.file)
-    eos_ids = config.eos_ids.union(tokenizer.eos_token_ids)
+    eos_ids = config.eos_ids.union(opened.wrapper.eos_token_ids)
     target = Target(backbone, replace(config, eos_ids=eos_ids))
     check_forward(target)
-    return LoadedTarget(put_on_kernels(target, wanted), tokenizer)
+    notes = (*config.repairs.notes, *opened.notes)
+    return LoadedTarget(put_on_kernels(target, wanted), opened.wrapper, notes)
 
 
 def load_lazily(config: TargetConfig) -> Any:
@@ -88,7 +93,11 @@ def load_lazily(config: TargetConfig) -> Any:
     if config.family.unread:
         arguments["get_model_classes"] = lambda **_: _classes_without_unread(config)
     try:
-        model, _ = load_model(config.path, lazy=True, **arguments)
+        with plain_name(config.path) as directory:
+            model, _ = load_model(directory, lazy=True, **arguments)
+        fit_ropes(model, config.repairs.ropes, config.max_positions)
+    except CheckpointError:
+        raise
     except Exception as exc:  # as above
         raise _not_loaded(config, exc) from exc
     return model

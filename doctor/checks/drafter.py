@@ -103,8 +103,7 @@ def rope(say: Words, drafter: DrafterSubject) -> CheckResult:
     """Built once, as the loader does."""
     found = drafter.config
     make_rope(found)
-    kind = (found.rope_scaling or {}).get("rope_type", "default")
-    return say.passed(f"{kind}, theta {found.rope_theta:g}, {found.head_dim} dimensions a head")
+    return say.passed(f"{found.rope}; {found.head_dim} dimensions a head")
 
 
 @check(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import platform
 import shutil
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
+from ...core.checkpoint.listing import list_files
 from ...drafters.slab.store import slab_directory
 from ..results import CheckResult
 from ..units import readable
@@ -86,8 +88,9 @@ def _reference_blas() -> str | None:
     import mlx.core as mx
 
     packages = Path(mx.__file__).parent.parent
-    found = sorted(file.name for file in packages.glob("mlx*.libs/libblas[-.]*"))
-    return found[0] if found else None
+    folders = sorted(path for path in packages.iterdir() if fnmatch(path.name, "mlx*.libs"))
+    found = [file.name for folder in folders for file in list_files(folder, "libblas[-.]*")]
+    return min(found, default=None)
 
 
 def free_bytes(path: Path) -> int:

@@ -74,6 +74,20 @@ def tokenizer(say: Words, pair: PairSubject) -> CheckResult:
 
 
 @check(
+    "pair.positions",
+    "a drafter that was made for as many positions as the target",
+    "keep longer texts without a drafter, or take one that was made for them",
+)
+def positions(say: Words, pair: PairSubject) -> CheckResult:
+    """Beyond its own positions fewer drafts are kept; the ids stay."""
+    target, drafter = pair.target.config.max_positions, pair.drafter.config.max_position_embeddings
+    if target is None:
+        return say.passed(f"drafter {drafter:,}, target not stated")
+    found = f"drafter {drafter:,}, target {target:,}"
+    return say.passed(found) if drafter >= target else say.warned(found)
+
+
+@check(
     "pair.memory",
     "target, drafter and caches that fit into the device's memory",
     "take a smaller or quantized target, or a drafter of fewer bits",
@@ -92,5 +106,5 @@ def memory(say: Words, pair: PairSubject) -> CheckResult:
 
 
 PAIR_CHECKS: tuple[Check[PairSubject], ...] = (
-    vocab, layers, hidden_size, taps, mask, tokenizer, memory,
+    vocab, layers, hidden_size, taps, mask, tokenizer, positions, memory,
 )  # fmt: skip

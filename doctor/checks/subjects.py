@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.checkpoint import dry_load as bones
 from ...core.checkpoint.safetensors_headers import (
@@ -28,6 +28,9 @@ from ..results import NotReached
 from .machine import Machine
 from .once import once, reach
 from .tokenizer import TokenizerFiles
+
+if TYPE_CHECKING:
+    from ...core.loading.tokenizer import OpenedTokenizer
 
 
 class Checkpoint:
@@ -89,6 +92,13 @@ class TargetSubject(Checkpoint):
         """What the loader reads of it. Raises ConfigError."""
         reach(self.kind)
         return read_target_config(self.directory)
+
+    @once
+    def opened_tokenizer(self) -> OpenedTokenizer:
+        """What the loader makes of its tokenizer files. Raises CheckpointError, ModelNotFound."""
+        from ...core.loading.tokenizer import open_tokenizer  # a second of import
+
+        return open_tokenizer(self.config)
 
     @once
     def model(self) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.tokenizer_files import require_tokenizer
 from ...core.decode.chat import parse_template
@@ -35,21 +37,24 @@ def kind(say: Words, target: TargetSubject) -> CheckResult:
 def config(say: Words, target: TargetSubject) -> CheckResult:
     """Keys of config.json and generation_config.json."""
     found = target.config
+    most = found.max_positions
     return say.passed(
         f"{found.num_hidden_layers} layers, hidden {found.hidden_size}, vocabulary "
-        f"{found.vocab_size}"
+        f"{found.vocab_size}, " + (f"{most:,} positions" if most else "positions not stated")
     )
 
 
 @check(
     "target.rope",
-    "rope settings where mlx-lm looks for them",
-    "nothing to do: the loader passes them on; other programs may read this file wrongly",
+    "rope settings where mlx-lm looks for them, each with an effect",
+    "nothing to do: the loader applies what is named; other programs may read this file wrongly",
 )
 def rope(say: Words, target: TargetSubject) -> CheckResult:
-    """mlx-lm takes a default where it does not find a base, and says nothing."""
-    notes = target.config.repairs.notes
-    return say.warned("; ".join(notes)) if notes else say.passed("where mlx-lm reads them")
+    """mlx-lm takes a default where it does not find a setting, and says nothing."""
+    found = target.config.repairs
+    if found.notes:
+        return say.warned("; ".join(found.notes))
+    return say.passed("; ".join(dict.fromkeys(str(rope) for rope in found.ropes.values())))
 
 
 @check(
@@ -161,13 +166,15 @@ def tied(say: Words, target: TargetSubject) -> CheckResult:
     "fetch the tokenizer files of the original repository",
 )
 def tokenizer(say: Words, target: TargetSubject) -> CheckResult:
-    """Files first; then the largest id against the embedding's rows."""
+    """Files first; then the largest id against the embedding's rows; then the loader's own look."""
     reach(target.kind)
     found = require_tokenizer(target.directory)
     top = target.tokenizer.top_id
     if top is not None and top >= target.config.vocab_size:
         return say.warned(f"id {top} is outside the embedding of {target.config.vocab_size} rows")
-    return say.passed(f"{found[0]}, ids up to {top}" if top is not None else ", ".join(found))
+    shown = f"{found[0]}, ids up to {top}" if top is not None else ", ".join(found)
+    opened = target.opened_tokenizer  # what the loader puts right asks nothing of the user
+    return say.passed("; ".join((shown, f"transformers {version('transformers')}", *opened.notes)))
 
 
 @check(

@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...core.checkpoint.tokenizer_files import require_tokenizer_model
-from ...core.errors import ConfigError
+from ...core.checkpoint.tokenizer_files import find_template, require_tokenizer_model
 from ...core.json_values import is_whole, read_json
 from .once import once
 
@@ -101,18 +100,9 @@ class TokenizerFiles:
 
     @once
     def template(self) -> str | None:
-        """The chat template that transformers would use: the .jinja file, else the settings'."""
-        path = self.directory / "chat_template.jinja"
-        if path.is_file():
-            try:
-                return path.read_text(encoding="utf-8") or None
-            except (OSError, UnicodeDecodeError) as exc:
-                raise ConfigError(f"{path} cannot be read ({exc}); fetch it again") from exc
-        stated = self.settings.get("chat_template")
-        if isinstance(stated, list):
-            texts = (entry.get("template") for entry in stated if isinstance(entry, dict))
-            stated = "\n".join(text for text in texts if isinstance(text, str))
-        return stated if isinstance(stated, str) and stated else None
+        """The chat template that the loader uses. Raises ConfigError."""
+        found = find_template(self.directory)
+        return None if found is None else found.text
 
     def template_variables(self) -> list[str]:
         """Which settings the template reads."""

@@ -41,10 +41,7 @@ def parse_contexts(text: str) -> tuple[int, ...]:
 
 def require_positions(context: int, config: TargetConfig) -> None:
     """OptionError for a context that is longer than the target's own positions."""
-    text = config.raw.get("text_config")
-    places = (config.raw, text if isinstance(text, dict) else {})
-    stated = [place.get("max_position_embeddings") for place in places]
-    most = max((value for value in stated if isinstance(value, int)), default=None)
+    most = config.max_positions
     if most is not None and context > most:
         raise OptionError(
             f"--probe-contexts asks for {context:,} tokens, and {config.file} states "

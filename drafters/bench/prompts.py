@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.bench.types import BenchPrompt
-from ...core.decode.chat import encode_text
+from ...core.decode.chat import Chat, encode_text, render_chat
 from ...core.decode.loop import check_prompt
+from ...core.decode.messages import plain_messages
 from ...core.errors import OptionError, PromptError
 from ...core.json_values import are_whole, parse_object, read_json
 from ..bundled.paths import PROMPTS_FILE
@@ -60,7 +61,7 @@ def read_prompt_file(file: Path) -> list[dict[str, Any]]:
     """.jsonl: an object a line, with `text` or `prompt` (raw), `user` (a chat turn), `messages`
     (a conversation) or `prompt_ids`, and perhaps `name` and `kind`. Else: a raw prompt a line."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except OSError as exc:
         raise PromptError(f"the prompt file {file} cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
@@ -88,9 +89,11 @@ def encode_record(tokenizer: Any, record: Record, own_ids: bool = False) -> Benc
     else:
         messages = content if key == "messages" else [{"role": "user", "content": content}]
         if tokenizer.has_chat_template:
-            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            ids = render_chat(tokenizer, Chat(messages))
         else:
-            ids = encode_text(tokenizer, "\n\n".join(one["content"] for one in messages) + "\n\n")
+            ids = encode_text(
+                tokenizer, "".join(one["content"] + "\n\n" for one in plain_messages(messages))
+            )
     return BenchPrompt(record["name"], record["kind"], tuple(ids))
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ...core.checkpoint.rope import Rope, RopeDefaults, read_rope
 from ...core.checkpoint.target_config import refuse_gguf
 from ...core.errors import ConfigError, UnsupportedModel
 from ...core.json_values import Fields, checked, read_json
@@ -47,8 +48,7 @@ class DrafterConfig:
     head_dim: int
     intermediate_size: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
+    rope: Rope
     max_position_embeddings: int
     block_size: int
     mask_token_id: int
@@ -108,7 +108,6 @@ def parse_drafter_config(directory: Path) -> DrafterConfig:
     checked("object", f"{file}: 'dflash_config'", nested)
     fields = Fields(file, (("dflash_config.", nested), ("", raw)))
     _require_trained_values(fields, raw)
-    theta, scaling = _rope(file, raw)
     layers = fields.integer("num_hidden_layers")
     layer_types = _layer_types(fields, layers)
     causal = _causality(fields)
@@ -124,8 +123,7 @@ def parse_drafter_config(directory: Path) -> DrafterConfig:
         head_dim=fields.integer("head_dim"),
         intermediate_size=fields.integer("intermediate_size"),
         rms_norm_eps=fields.number("rms_norm_eps", minimum=0.0),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        rope=_rope(file, raw),
         max_position_embeddings=fields.integer("max_position_embeddings"),
         block_size=fields.integer("block_size", minimum=2),
         mask_token_id=fields.integer("mask_token_id", minimum=0),
@@ -180,25 +178,17 @@ def _causality(fields: Fields) -> bool | None:
     return next(iter(stated.values()), None)
 
 
-def _rope(file: Path, raw: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
-    """(theta, scaling): from rope_parameters, else flat; one of them must state theta."""
-    for key in ("rope_parameters", "rope_scaling"):
-        if raw.get(key) is not None:
-            checked("object", f"{file}: '{key}'", raw[key])
-    parameters = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling") or parameters or None
-    fields = Fields(file, (("rope_parameters.", parameters), ("", raw)))
-    theta = fields.number("rope_theta")
-    fields.require_agreement("rope_theta")
-    if theta <= 0:
-        raise ConfigError(f"{file}: 'rope_theta' is {theta}, expected a positive number")
-    for key, neutral in (("partial_rotary_factor", 1), ("attention_factor", None)):
-        if (value := (scaling or {}).get(key)) is not None and value != neutral:
-            raise UnsupportedModel(
-                f"{file}: the rope states '{key}' {value!r}, which is not implemented; its drafts "
-                "would be bad and nothing would say so. Give another drafter for this target"
-            )
-    return theta, scaling
+def _rope(file: Path, raw: Mapping[str, Any]) -> Rope:
+    """As read_rope, and every setting must have an effect: a drafter that was trained with one
+    that is ignored would draft badly, and nothing would say so."""
+    rope = read_rope(file, raw, RopeDefaults())
+    if rope.ignored:
+        raise UnsupportedModel(
+            f"{file}: the rope states '{rope.ignored[0]}', which is not implemented for rope_type "
+            f"'{rope.kind}'; its drafts would be bad and nothing would say so. Correct it, or give "
+            "another drafter for this target"
+        )
+    return rope
 
 
 def _layer_types(fields: Fields, layers: int) -> tuple[LayerType, ...]:

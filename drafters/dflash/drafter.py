@@ -94,6 +94,11 @@ class DFlashDrafter:
         return self.config.kind
 
     @property
+    def max_positions(self) -> int:
+        """Positions that it was made for."""
+        return self.config.max_position_embeddings
+
+    @property
     def bits(self) -> int:
         """Bits a weight of its projections: 16 where they are not packed."""
         return getattr(self.model.fc, "bits", 16)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...core.checkpoint.mlx_models import model_module
+from ...core.checkpoint.rope_modules import build_rope
 from ...core.decode.choose import Draws
 from ...core.decode.sampling import Proposal, draw
 from ...core.device import on_cuda
@@ -274,22 +274,14 @@ def normed(norm: nn.RMSNorm, residual: mx.array) -> mx.array:
 
 
 def make_rope(config: DrafterConfig) -> nn.Module:
-    """Full-width rotary embedding with the file's own base and scaling, through mlx-lm.
+    """Full-width rotary embedding with the file's own base and scaling.
 
-    Raises ConfigError for a type that mlx-lm does not know, or one whose settings are missing.
+    Raises ConfigError where it cannot be built.
     """
-    scaling = dict(config.rope_scaling) if config.rope_scaling else None
     try:
-        rope: nn.Module = model_module("rope_utils").initialize_rope(
-            dims=config.head_dim,
-            base=config.rope_theta,
-            traditional=False,
-            scaling_config=scaling,
-            max_position_embeddings=config.max_position_embeddings,
-        )
-    except (ValueError, KeyError, TypeError, AssertionError) as exc:
+        return build_rope(config.rope, config.head_dim, config.max_position_embeddings)
+    except (ValueError, ArithmeticError, KeyError, TypeError) as exc:
         raise ConfigError(
-            f"{config.file}: no rope can be built of {scaling} ({type(exc).__name__}: {exc}); "
-            "expected a rope_type that mlx-lm knows, with all its settings"
+            f"{config.file}: no rope can be built of {config.rope} ({type(exc).__name__}: {exc}); "
+            "fetch config.json again"
         ) from exc
-    return rope

@@ -14,7 +14,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ...core.checkpoint.config_repairs import read_ropes
 from ...core.checkpoint.packings import FLOAT_MODES, PACKED_BITS
+from ...core.checkpoint.rope_modules import fit_ropes
 from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.target_config import TargetConfig
 from ...core.checkpoint.weight_source import load_arrays
@@ -60,7 +62,12 @@ def check_head(
     args: mlx-lm's arguments of the target. Returns and raises as match_head, and UnsupportedModel.
     """
     _check_kind(source)
-    return match_head(source, _arguments(source, config, args))
+    model, arrays = match_head(source, _arguments(source, config, args))
+    ropes, text = config.repairs.ropes, source.text_config
+    if text is not None:
+        ropes = read_ropes(config.family, source.where / "config.json", text)
+    fit_ropes(model, ropes, config.max_positions)
+    return model, arrays
 
 
 def match_head(source: MtpSource, args: Any) -> tuple[MtpModel, dict[str, mx.array]]:

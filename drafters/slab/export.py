@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from ...core.atomic_files import write_whole
+from ...core.checkpoint.listing import list_files
 from ...core.errors import OutputExists, SlabError
 from ...core.json_values import read_json
 from .build import Plan
@@ -32,7 +33,7 @@ def prepare_export(directory: Path, plan: Plan, *, force: bool = False) -> Path:
     path = directory / WEIGHTS
     if directory.exists() and not directory.is_dir():
         raise OutputExists(f"{directory} is a file; give a directory to --out")
-    others = {file.name for file in directory.glob("*.safetensors")} - {WEIGHTS}
+    others = {file.name for file in list_files(directory, "*.safetensors")} - {WEIGHTS}
     if others or (path.exists() and not _is_marked(path)):
         name = min(others) if others else WEIGHTS
         raise OutputExists(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ...core.checkpoint.listing import list_files
 from ...core.checkpoint.weight_source import content_hash, read_source
 from ...core.errors import DflashError, SlabError
 from .file_format import Slab, open_slab
@@ -53,10 +54,10 @@ def list_slabs(checkpoint: Path | None = None, *, verify: bool = False) -> list[
 
     verify: check all data and hash the sources, instead of headers and quick keys alone.
     """
-    found = list(slab_directory().glob(f"*{SUFFIX}*"))
+    found = list_files(slab_directory(), f"*{SUFFIX}*")
     if checkpoint is not None:
-        found += checkpoint.resolve().glob(f"dflash-int*{SUFFIX}*")
-    files = sorted(path for path in found if path.is_file() and path.suffix in (SUFFIX, TEMPORARY))
+        found += list_files(checkpoint.resolve(), f"dflash-int*{SUFFIX}*")
+    files = sorted(path for path in found if path.suffix in (SUFFIX, TEMPORARY))
     return [entry for path in files if (entry := _inspect(path, verify)) is not None]
 
 

@@ -11,6 +11,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import qwen3_5, qwen3_5_moe
 
+from dflash_suite.core.checkpoint.rope import Rope
 from dflash_suite.core.checkpoint.target_config import TargetConfig
 from dflash_suite.core.cuda.backbone import fused_backbone
 from dflash_suite.core.target.backbones import HybridBackbone
@@ -169,8 +170,7 @@ def draft_config(shape: Shape, kind: DrafterKind = "dflash2") -> DrafterConfig:
         head_dim=draft["head_dim"],
         intermediate_size=draft["inner"],
         rms_norm_eps=1e-6,
-        rope_theta=1e7,
-        rope_scaling=None,
+        rope=Rope("default", 1e7),
         max_position_embeddings=262144,
         block_size=8,
         mask_token_id=draft["mask"],

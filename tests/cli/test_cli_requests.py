@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dflash_suite.cli.app import app
+from dflash_suite.drafters.engine import Engine
+from dflash_suite.drafters.request import Request
 
 CODE = "def fibonacci(n):\n"
 GOOD: list[dict[str, Any]] = [
@@ -31,7 +33,13 @@ BAD = {
     '{"prompt": "x", "speculation": "fast"}': "invalid 'speculation' value",
     '{"prompt": "x", "max_tokens": "a"}': "expected a whole number",
     '{"prompt": "x", "max_tokens": true}': "expected a whole number",
-    '{"prompt": "x", "max_tokens": null}': "max_tokens is null",
+    '{"prompt": "x", "continue": 1}': "continue is 1, expected true or false",
+    '{"prompt": "x", "speculation": 3}': "speculation is 3, expected a text",
+    '{"prompt": "x", "reasoning": "bogus"}': "invalid 'reasoning' value 'bogus'",
+    '{"prompt": "x", "reasoning": "off"}': "reasoning needs a chat template",
+    '{"prompt": "x", "tools": [1]}': "tools is [1], expected a list of objects",
+    '{"messages": [{"role": "user"}]}': "message 1 (user) has no content",
+    '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}': "of type 'image_url'",
     '{"prompt": "x", "max_tokens": 0}': "max_tokens must be at least 1",
     '{"prompt": "x", "temperature": "hot"}': "expected a number",
     '{"prompt": "x", "seed": 1.5}': "expected a whole number",
@@ -39,7 +47,7 @@ BAD = {
     '{"prompt": "x", "stop": 3}': "expected a text or a list of texts",
     '{"prompt": 3}': "expected a text or a list of ids",
     '{"messages": "hello"}': "expected a list of objects",
-    '{"messages": [{"content": "x"}]}': "expected a list of objects with role and content",
+    '{"messages": [{"content": "x"}]}': "expected an object with a role",
     '{"prompt": ""}': "the prompt has no tokens",
     '{"prompt": [5000]}': "outside the target's vocabulary",
     '{"prompt": "\\ud800"}': "the prompt is not UTF-8",
@@ -123,10 +131,31 @@ def test_requests_take_no_other_prompt(tmp_path: Path) -> None:
         app, ["generate", "--no-exact", "--requests", str(tmp_path / "absent")]
     )
     assert absent.exit_code == 1 and "cannot be read" in absent.stderr
-    latin = tmp_path / "latin1"
-    latin.write_bytes(b'{"prompt": "caf\xe9"}\n')
-    broken = CliRunner().invoke(app, ["generate", "--no-exact", "--requests", str(latin)])
-    assert broken.exit_code == 1 and "not UTF-8" in broken.stderr
+
+
+def test_a_line_in_another_encoding_is_an_error_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "latin1"
+    good = json.dumps({"prompt": CODE, "max_tokens": 2}).encode()
+    file.write_bytes(good + b'\n{"prompt": "caf\xe9"}\r\n' + good)
+    done = CliRunner().invoke(app, ["generate", "--no-exact", "--requests", str(file)])
+    before, broken, after = map(json.loads, done.stdout.splitlines())
+    assert done.exit_code == 1 and before["token_ids"] == after["token_ids"]
+    assert broken["error"]["type"] == "PromptError" and "utf-8" in broken["error"]["message"]
+
+
+def test_an_error_that_nobody_foresaw_ends_its_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = Engine.encode
+
+    def fails_once(engine: Engine, request: Request) -> list[int]:
+        if request.max_tokens == 3:
+            raise ZeroDivisionError("planted")
+        return encode(engine, request)
+
+    monkeypatch.setattr(Engine, "encode", fails_once)
+    lines = [json.dumps({"prompt": CODE, "max_tokens": count}) for count in (2, 3, 2)]
+    code, (before, broken, after), _ = serve(lines)
+    assert code == 1 and before["token_ids"] == after["token_ids"]
+    assert broken["error"] == {"type": "ZeroDivisionError", "message": "planted"}
 
 
 def test_both_request_paths_give_one_document() -> None:
@@ -146,3 +175,58 @@ def test_both_request_paths_give_one_document() -> None:
             assert result[name].keys() == value.keys(), name
     for name in ("text", "token_ids", "speculation", "identity", "sampling"):
         assert result[name] == document[name], name
+
+
+def test_null_is_absent_and_the_command_decides() -> None:
+    nulls = {name: None for name in ("speculation", "continue", "max_tokens", "stop", "seed", "id")}
+    lines = [json.dumps({"prompt": CODE}), json.dumps({"prompt": CODE, **nulls})]
+    code, (one, other), _ = serve(lines, "-s", "dflash", "-n", "4")
+    assert code == 0 and one["token_ids"] == other["token_ids"]
+    assert one["speculation"] == other["speculation"]
+    assert other["speculation"]["requested"] == "dflash"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    file = tmp_path / "requests"
+    line = json.dumps({"prompt": CODE, "max_tokens": 3})
+    file.write_text("\ufeff" + line, encoding="utf-8")
+    _, (plain,), _ = serve([line])
+    code, (marked,), _ = serve(["\ufeff" + line])
+    found = CliRunner().invoke(app, ["generate", "--no-exact", "--requests", str(file)])
+    assert code == found.exit_code == 0
+    assert plain["token_ids"] == marked["token_ids"] == json.loads(found.stdout)["token_ids"]
+
+
+def test_the_commands_system_prompt_and_reasoning_are_defaults() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    chat = json.dumps({"messages": turns[1:], "max_tokens": 2})
+    own = json.dumps({"messages": turns, "max_tokens": 2})
+    inner = json.dumps({**json.loads(chat), "system": "Be brief."})
+    raw = json.dumps({"prompt": "hi", "max_tokens": 2})
+    _, (expected, stated), _ = serve([own, inner])
+    _, (found, refused), _ = serve([chat, raw], "--system", "Be brief.")
+    assert expected["prompt_tokens"] == stated["prompt_tokens"] == found["prompt_tokens"]
+    assert expected["token_ids"] == found["token_ids"]
+    assert "system needs a chat template" in refused["error"]["message"]
+    _, (turned,), _ = serve([raw], "--system", "Be brief.", "--chat")
+    assert turned["token_ids"] == found["token_ids"]
+    for options in (["--reasoning", "bogus"], ["--raw", "--system", "x"]):
+        done = CliRunner().invoke(app, ["generate", "--requests", "-", *options], input=raw)
+        assert done.exit_code == 2
+
+
+def test_a_line_beyond_the_targets_positions_is_refused() -> None:
+    """The bundled target states 1,024."""
+    lines = [{"prompt": [7] * 1000, "max_tokens": 25}, {"prompt": [7] * 1000, "max_tokens": 2}]
+    code, (refused, done), _ = serve([json.dumps(line) for line in lines], "-s", "none")
+    assert code == 1 and len(done["token_ids"]) == 2
+    message = refused["error"]["message"]
+    assert "1,000 prompt tokens and 25 more are beyond the 1,024 positions" in message
+
+
+def test_a_long_answer_is_noted() -> None:
+    text = "x = 1\n" * 400
+    done = CliRunner().invoke(app, ["generate", "--raw", "--no-exact", "-n", "2", text])
+    assert done.exit_code == 0
+    said = done.stderr
+    assert "beyond the 1,024 positions that" in said and "drafter was made for" in said

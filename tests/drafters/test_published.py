@@ -108,7 +108,7 @@ def test_kind_and_values(tmp_path: Path, name: str) -> None:
     kind, block, taps, mask, theta, heads, (sliding, full), window, layers = EXPECTED[name]
     config = read_drafter_config(save_published(tmp_path, name))
     assert (config.kind, config.block_size, config.target_layer_ids) == (kind, block, taps)
-    assert (config.mask_token_id, config.rope_theta) == (mask, theta)
+    assert (config.mask_token_id, config.rope.theta) == (mask, theta)
     found = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     assert found == heads
     types = ["sliding_attention"] * sliding + ["full_attention"] * full
@@ -119,7 +119,7 @@ def test_kind_and_values(tmp_path: Path, name: str) -> None:
     gemma, gpt_oss = name.startswith("gemma"), name.startswith("gpt-oss")
     assert config.final_logit_softcapping == (30.0 if gemma else None)
     assert config.attention_bias == gpt_oss
-    assert ((config.rope_scaling or {}).get("rope_type") == "yarn") == gpt_oss
+    assert (config.rope.kind == "yarn") == gpt_oss
     if config.selector is not None:
         assert (config.selector.conv_kernel_size, config.selector.conv_group_size) == (2, 16)
         assert (config.selector.selector_rank, config.selector.selector_top_k) == (256, 16)

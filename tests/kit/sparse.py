@@ -62,12 +62,15 @@ def save_qwen_tokenizer(directory: Path, first_special: int) -> None:
     specials = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
     if first_special == 248044:
         specials |= {f"<|added_{slot}|>": slot for slot in (26, 33)}  # the published mask ids
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {"id": first_special + slot, "content": text, "special": True}
-        for text, slot in specials.items()
+        {"id": first_special + slot, "content": text, "special": True, **plain}
+        for text, slot in sorted(specials.items(), key=lambda item: item[1])
     ]
     vocab = {f"t{index}": index for index in range(64)}
-    whole = {"version": "1.0", "added_tokens": added, "model": {"type": "BPE", "vocab": vocab}}
+    vocab |= {text: first_special + slot for text, slot in specials.items()}
+    model = {"type": "BPE", "vocab": vocab, "merges": []}
+    whole = {"version": "1.0", "added_tokens": added, "model": model}
     (directory / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
     settings = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

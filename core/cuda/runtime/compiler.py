@@ -63,7 +63,7 @@ def include_folder() -> Path | None:
 def _wheel_folders() -> Iterator[Path]:
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations or () if spec else ():
-        yield from sorted(Path(place).glob("*/include"), reverse=True)
+        yield from sorted((folder / "include" for folder in Path(place).iterdir()), reverse=True)
 
 
 def compiled(name: str, source: str, folder: Path | None = None) -> bytes:

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from dflash_suite.core.decode.chat import reasoning_arguments, render_chat, template_variables
+from dflash_suite.core.decode.chat import (
+    Chat,
+    reasoning_arguments,
+    render_chat,
+    template_variables,
+)
 from dflash_suite.core.errors import OptionError, PromptError
 from tests.kit.tiny import save_byte_tokenizer
 
@@ -66,7 +71,8 @@ def test_the_value_reaches_the_template(
     tmp_path: Path, name: str, value: str | None, ending: str
 ) -> None:
     wrapper = tokenizer(tmp_path, name)
-    assert wrapper.decode(render_chat(wrapper, MESSAGES, value)).endswith(f"[user]{ending}")
+    ids = render_chat(wrapper, Chat(MESSAGES, reasoning=value))
+    assert wrapper.decode(ids).endswith(f"[user]{ending}")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def test_a_template_without_it_refuses_by_name(
     tmp_path: Path, name: str, value: str, words: str
 ) -> None:
     with pytest.raises(PromptError) as caught:
-        render_chat(tokenizer(tmp_path, name), MESSAGES, value)
+        render_chat(tokenizer(tmp_path, name), Chat(MESSAGES, reasoning=value))
     assert words in str(caught.value) and value in str(caught.value)
 
 
@@ -104,7 +110,7 @@ def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
     save_byte_tokenizer(tmp_path)
     load: Any = load_tokenizer
     with pytest.raises(PromptError, match="no chat template"):
-        render_chat(load(tmp_path), MESSAGES)
+        render_chat(load(tmp_path), Chat(MESSAGES))
 
 
 def test_a_broken_template_is_a_message(tmp_path: Path) -> None:
@@ -114,5 +120,5 @@ def test_a_broken_template_is_a_message(tmp_path: Path) -> None:
     broken = load(tmp_path)
     for value in ("on", None):
         with pytest.raises(PromptError, match="chat template"):
-            render_chat(broken, MESSAGES, value)
-    assert wrapper.decode(render_chat(wrapper, MESSAGES)).endswith("hi")
+            render_chat(broken, Chat(MESSAGES, reasoning=value))
+    assert wrapper.decode(render_chat(wrapper, Chat(MESSAGES))).endswith("hi")

@@ -126,7 +126,7 @@ def test_a_new_family_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(CONFIGS, "qwen2", raw)
     with pytest.raises(UnsupportedModel, match="'qwen2' is not supported"):
         load_family(save_family(tmp_path, "qwen2"))
-    row = Family("qwen2", "plain", "flat", needs_theta=True, aliases=("qwen2_text",))
+    row = Family("qwen2", "plain", "flat", aliases=("qwen2_text",))
     monkeypatch.setitem(FAMILIES, "qwen2", row)
     config = read_target_config(tmp_path)
     assert config.repairs.overrides == {"rope_theta": 5e5} and find_family("qwen2_text") is row

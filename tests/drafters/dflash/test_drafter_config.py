@@ -63,7 +63,7 @@ def test_the_values_of_a_whole_file(tmp_path: Path, kind: DrafterKind) -> None:
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 16)
     assert (config.num_hidden_layers, config.intermediate_size) == (2, 128)
     assert (config.block_size, config.mask_token_id, config.target_layer_ids) == (6, 511, (0, 2))
-    assert (config.rope_theta, config.rms_norm_eps) == (10000.0, 1e-6)
+    assert (config.rope.theta, config.rms_norm_eps) == (10000.0, 1e-6)
     assert (config.selector is not None) == (kind == "dflash2")
     if config.selector is not None:
         assert (config.selector.conv_kernel_size, config.selector.conv_group_size) == (2, 16)
@@ -166,23 +166,27 @@ def test_a_block_has_room_for_a_draft(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "theta", "scaling"),
     [
-        ({"rope_parameters": {"rope_theta": 5e6}}, 5e6, {"rope_theta": 5e6}),
-        ({"rope_parameters": None, "rope_theta": 1e7}, 1e7, None),
-        ({"rope_parameters": ABSENT, "rope_theta": 1e7, "rope_scaling": None}, 1e7, None),
-        ({"rope_parameters": {}, "rope_theta": 3e5}, 3e5, None),
-        ({"rope_parameters": {"rope_theta": 1e7}, "rope_theta": 1e7}, 1e7, {"rope_theta": 1e7}),
+        ({"rope_parameters": {"rope_theta": 5e6}}, 5e6, ("default", {})),
+        ({"rope_parameters": None, "rope_theta": 1e7}, 1e7, ("default", {})),
+        ({"rope_parameters": ABSENT, "rope_theta": 1e7}, 1e7, ("default", {})),
+        ({"rope_parameters": {}, "rope_theta": 3e5}, 3e5, ("default", {})),
+        ({"rope_parameters": {"rope_theta": 1e7}, "rope_theta": 1e7}, 1e7, ("default", {})),
         (
-            {"rope_parameters": ABSENT, "rope_theta": 150000, "rope_scaling": {"factor": 4.0}},
-            150000.0,
-            {"factor": 4.0},
+            {
+                "rope_parameters": ABSENT,
+                "rope_theta": 1e4,
+                "rope_scaling": {"type": "linear", "factor": 4.0},
+            },
+            1e4,
+            ("linear", {"factor": 4.0}),
         ),
     ],
 )
 def test_rope_is_nested_or_flat(
-    tmp_path: Path, change: dict[str, Any], theta: float, scaling: dict[str, Any] | None
+    tmp_path: Path, change: dict[str, Any], theta: float, scaling: tuple[str, dict[str, Any]]
 ) -> None:
     config = read(tmp_path, raw_drafter("dflash", **change))
-    assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
+    assert (config.rope.theta, config.rope.kind, config.rope.settings) == (theta, *scaling)
 
 
 @pytest.mark.parametrize("parameters", [ABSENT, {}, {"rope_type": "default"}])

@@ -169,7 +169,11 @@ def test_the_norm_epsilon_is_the_files_own(tmp_path: Path) -> None:
 def test_rope_scaling_is_applied(tmp_path: Path, scaling: dict[str, Any]) -> None:
     """Yarn settings reach mlx-lm's rope, and plain rope does not get any."""
     vectors = mx.random.normal((1, 1, 9, 16), key=mx.random.key(4))
-    changes: dict[str, Any] = {"rope_scaling": scaling, "rope_theta": 1e4}
+    changes: dict[str, Any] = {
+        "rope_scaling": scaling,
+        "rope_theta": 1e4,
+        "rope_parameters": None,
+    }
     plain = make_rope(make_drafter(tmp_path / "plain", "dflash").config)
     scaled = make_rope(make_drafter(tmp_path / "scaled", "dflash", **changes).config)
     assert largest(plain(vectors, offset=30) - scaled(vectors, offset=30)) > 0.1

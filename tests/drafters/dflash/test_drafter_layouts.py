@@ -200,7 +200,12 @@ PAIRS: dict[str, tuple[str, DrafterKind, dict[str, Any], bool]] = {
     "gpt_oss, biases and yarn": (
         "gpt_oss",
         "dflash",
-        {"attention_bias": True, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {
+            "attention_bias": True,
+            "rope_parameters": None,
+            "rope_theta": 1e4,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+        },
         False,
     ),
     "gemma4, v1 sliding": ("gemma4", "dflash", SLIDING, False),
