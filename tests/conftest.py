@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ LONGEST_FIRST = (
     "doctor/probe/test_doctor_probe.py",
     "drafters/dflash/test_cuda_draft.py",
     "core/cuda/test_cuda_on_cpu.py",
-    "drafters/test_upstream.py",
     "drafters/test_engine.py",
     "test_planted_faults.py",
     "core/cuda/test_cuda_joined.py",
@@ -71,8 +71,18 @@ def pytest_unconfigure() -> None:
     CACHE.cleanup()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; within a file nothing moves."""
+    """The longest files first; within a file nothing moves. Cases that a `thinned` test leaves to
+    `make long` are marked `long`."""
+    seen = Counter[tuple[Path, str]]()
+    for item in items:
+        thinned = item.get_closest_marker("thinned")
+        if thinned is not None and isinstance(item, pytest.Function):
+            case = (item.path, item.originalname)
+            if seen[case] % thinned.args[0]:
+                item.add_marker("long")
+            seen[case] += 1
     rank = {str(ROOT / "tests" / name): index for index, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: rank.get(str(item.path), len(rank)))
 

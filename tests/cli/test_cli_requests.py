@@ -13,6 +13,7 @@ from dflash_suite.cli.app import app
 from dflash_suite.drafters.engine import Engine
 from dflash_suite.drafters.request import Request
 
+BUNDLED = Path(__file__).parents[2] / "drafters" / "bundled"
 CODE = "def fibonacci(n):\n"
 GOOD: list[dict[str, Any]] = [
     {"id": "a", "prompt": CODE, "max_tokens": 12},
@@ -215,18 +216,38 @@ def test_the_commands_system_prompt_and_reasoning_are_defaults() -> None:
         assert done.exit_code == 2
 
 
-def test_a_line_beyond_the_targets_positions_is_refused() -> None:
-    """The bundled target states 1,024."""
-    lines = [{"prompt": [7] * 1000, "max_tokens": 25}, {"prompt": [7] * 1000, "max_tokens": 2}]
-    code, (refused, done), _ = serve([json.dumps(line) for line in lines], "-s", "none")
-    assert code == 1 and len(done["token_ids"]) == 2
+def made_for(positions: int, directory: Path, name: str) -> Path:
+    """A bundled checkpoint whose config.json states as many positions; its files are links."""
+    directory.mkdir()
+    for file in (BUNDLED / name).iterdir():
+        if file.name != "config.json":
+            (directory / file.name).symlink_to(file)
+    config = json.loads((BUNDLED / name / "config.json").read_text())
+    for part in (config, config.get("text_config", {})):
+        if "max_position_embeddings" in part:
+            part["max_position_embeddings"] = positions
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_a_line_beyond_the_targets_positions_is_refused(tmp_path: Path) -> None:
+    model = made_for(24, tmp_path / "target", "target")
+    lines = [{"prompt": [7] * 20, "max_tokens": 5}, {"prompt": [7] * 20, "max_tokens": 4}]
+    code, (refused, done), _ = serve(
+        [json.dumps(line) for line in lines], "-s", "none", "-m", str(model)
+    )
+    assert code == 1 and len(done["token_ids"]) == 4
     message = refused["error"]["message"]
-    assert "1,000 prompt tokens and 25 more are beyond the 1,024 positions" in message
+    assert "20 prompt tokens and 5 more are beyond the 24 positions" in message
 
 
-def test_a_long_answer_is_noted() -> None:
-    text = "x = 1\n" * 400
-    done = CliRunner().invoke(app, ["generate", "--raw", "--no-exact", "-n", "2", text])
-    assert done.exit_code == 0
-    said = done.stderr
-    assert "beyond the 1,024 positions that" in said and "drafter was made for" in said
+def test_a_long_answer_is_noted(tmp_path: Path) -> None:
+    model = made_for(24, tmp_path / "target", "target")
+    drafter = made_for(16, tmp_path / "drafter", "dflash2")
+    pair = ["-m", str(model), "-d", str(drafter), "--drafter-bits", "16"]
+    done = CliRunner().invoke(
+        app, ["generate", *pair, "--raw", "--no-exact", "-n", "2", "x = 1\n" * 20]
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "beyond the 24 positions that" in done.stderr
+    assert "beyond the 16 positions that the dflash2 drafter was made for" in done.stderr

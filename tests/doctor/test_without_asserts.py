@@ -51,6 +51,7 @@ def remove_config(pair: Path) -> None:
     (pair / "config.json").unlink()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("plant", "check"),
     [

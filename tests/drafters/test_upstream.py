@@ -27,6 +27,9 @@ from tests.kit.places import KIT
 from tests.kit.tiny import as_ids
 from tests.kit.tiny_drafter import Recorder
 
+pytestmark = pytest.mark.long
+"""Installing the reference takes most of the time. `core/decode/test_bundled_identity.py` holds the
+accept lengths that it had with the same pair."""
 REFERENCE = "dflash==0.1.0"
 DRAFTERS = ("dflash", "dflash2")
 PROMPTS = ("hand-1", "hand-3", "held-code-13 continued")

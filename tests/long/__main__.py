@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from tests.kit.places import ROOT
 
 SCRIPTS = {
+    "cases": "the tests, and the cases of thinned tests, that `make test` leaves out",
     "identity": "ids of the bundled pair with every drafter and block against mlx-lm's",
     "exact_identity": "ids of every mode under --exact",
     "sampling_loop": "sampled tokens against the exact distribution",

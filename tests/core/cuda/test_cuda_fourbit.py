@@ -57,6 +57,7 @@ def error(found: mx.array, expected: Any) -> float:
     return float(np.linalg.norm(wrong) / np.linalg.norm(expected))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("inputs", "outputs", "group", "slices"),
     [(256, 72, 64, 1), (1280, 40, 64, 1), (1536, 72, 64, 3), (256, 32, 32, 1), (512, 24, 128, 1)],
@@ -90,21 +91,20 @@ def test_steps_are_the_separate_operations(emulated: CudaOnCpu) -> None:
     norm.weight = mx.random.normal((512,)).astype(mx.bfloat16)
     modules = [layer(512, outputs) for outputs in (40, 16, 24)]
     pair = [layer(512, 56), layer(512, 56)]
-    for limit in (232448, SMALL):
+    for limit, count in ((232448, 11), (SMALL, 1)):
         emulated.shared_memory = limit
-        for count in (1, 11):
-            x = rows(count, 512) * 3
-            normed = norm(x)
-            found = kernels.several(modules, x, norm=norm)
-            before = [kernels.linear(module, normed) for module in modules]
-            for one, other in zip(found, before, strict=True):
-                assert error(one, np.array(other.astype(mx.float32))) < 5e-3
-            residual = rows(count, 16)
-            added = kernels.linear(modules[1], normed, residual)
-            assert mx.array_equal(added, (residual + before[1]))
-            gate, up = (kernels.linear(module, normed) for module in pair)
-            gated = kernels.gated(pair[0], pair[1], normed)
-            assert error(gated, np.array((nn.silu(gate) * up).astype(mx.float32))) < 5e-3
+        x = rows(count, 512) * 3
+        normed = norm(x)
+        found = kernels.several(modules, x, norm=norm)
+        before = [kernels.linear(module, normed) for module in modules]
+        for one, other in zip(found, before, strict=True):
+            assert error(one, np.array(other.astype(mx.float32))) < 5e-3
+        residual = rows(count, 16)
+        added = kernels.linear(modules[1], normed, residual)
+        assert mx.array_equal(added, (residual + before[1]))
+        gate, up = (kernels.linear(module, normed) for module in pair)
+        gated = kernels.gated(pair[0], pair[1], normed)
+        assert error(gated, np.array((nn.silu(gate) * up).astype(mx.float32))) < 5e-3
 
 
 FAULTS = {

@@ -29,10 +29,11 @@ SIZES: dict[str, Any] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("bits", "share_below"),
-    [(4, 0), (16, 1 << 30)],
-    ids=["layer by layer, 4 bits", "all between two attention calls"],
+    [(16, 1 << 30), (4, 0)],
+    ids=["all between two attention calls", "layer by layer, 4 bits"],
 )
 def test_a_pass_is_that_of_separate_launches(
     emulated: CudaOnCpu, bits: int, share_below: int

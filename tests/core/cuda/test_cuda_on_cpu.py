@@ -73,6 +73,7 @@ def exactly(layer: Any, x: mx.array) -> mx.array:
     return product
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("bits", [16, 4])
 def test_projections_of_any_number_of_outputs(bits: int) -> None:
     kernels = CudaKernels()
@@ -106,8 +107,8 @@ def test_a_projection_of_many_inputs_adds_all_of_them(bits: int) -> None:
         assert distance(kernels.gated(pair[0], pair[1], block), gated) < 2e-2
 
 
-@pytest.mark.parametrize("bits", [16, 4])
-@pytest.mark.parametrize("dtype", [BF16, mx.float32])
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize(("bits", "dtype"), [(16, BF16), (4, mx.float32)])
 def test_a_norm_on_the_way_is_the_norm_before(bits: int, dtype: mx.Dtype) -> None:
     kernels, norm = CudaKernels(), rms_norm(512)
     layers = [linear(512, outputs, bits) for outputs in (24, 32)]
@@ -264,6 +265,7 @@ def test_attention_reads_a_part_of_its_buffers(rows: int, count: int) -> None:
     assert distance(wide, plain.reshape(1, rows, -1)) < 1e-2
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("bits", "taps"), [(16, 2), (4, 2), (16, 1), (4, 3), (16, 8)])
 def test_a_drafts_convolutions_are_the_separate_ones(bits: int, taps: int, tmp_path: Path) -> None:
     width = 256

@@ -51,6 +51,7 @@ def test_the_plain_loop_is_mlx_lms(plain: tuple[Tally, list[list[int]]]) -> None
     assert tally.tokens == sum(len(ids) for ids in references) > 60
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("block", [3, 8])
 def test_a_drafter_changes_no_token_and_accepts_what_the_reference_did(

@@ -188,6 +188,7 @@ def cases() -> list[tuple[Kind, Precision, str, int]]:
     return every
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("kind", "precision", "name", "block_size"), cases())
 def test_any_draft_leaves_ids_and_caches_alone(
     kind: Kind, precision: Precision, name: str, block_size: int

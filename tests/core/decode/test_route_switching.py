@@ -115,6 +115,7 @@ def scripted(target: Target, plain: list[int], name: str, wrong: int, rows: int)
     )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mtp_offset", range(4))
 @pytest.mark.parametrize("offset", range(7))
 def test_switches_at_every_offset(
@@ -214,6 +215,7 @@ def test_a_lost_context_is_realigned(hybrid: Target, plain: list[int]) -> None:
     )
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("kind", ["dense", "fused"])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_routes_with_a_random_head(tmp_path: Path, kind: Any, seed: int) -> None:
@@ -228,6 +230,7 @@ def test_random_routes_with_a_random_head(tmp_path: Path, kind: Any, seed: int) 
     assert_as_fed_alone(generation.cache, model, [*prompt(11), *plain[: TOKENS - 1]], 11)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["dflash", "dflash2"])
 def test_random_routes_on_the_bundled_pair(
     bundled_pairs: Mapping[str, Pair],

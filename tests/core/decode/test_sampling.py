@@ -210,6 +210,7 @@ def bare(bundled_pair: Pair) -> list[int]:
     return stock_with_penalties(bundled_pair.target.backbone.model, ids, SamplingOptions())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("penalties", PENALTIES, ids=lambda chosen: "+".join(chosen))
 def test_greedy_ids_under_penalties_are_plain_ids(
     penalties: dict[str, Any], bundled_pair: Pair, bare: list[int]

@@ -23,6 +23,7 @@ SLIDING: dict[str, Any] = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "4bit"])
 @pytest.mark.parametrize(
     ("kind", "changes"), [("hybrid", {}), ("dense", {}), ("llama", SLIDING)], ids=str

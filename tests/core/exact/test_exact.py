@@ -97,6 +97,7 @@ NEEDED: list[tuple[Fault | None, str, ExactPlan]] = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("fault", "name", "plan"), NEEDED, ids=str)
 def test_the_cheapest_plan_that_is_exact_and_its_ids(
     fault: Fault | None, name: str, plan: ExactPlan
@@ -217,6 +218,7 @@ def test_a_window_that_the_check_does_not_reach_is_not_called_exact() -> None:
 # --- the same ids, whatever runs -----------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", list(KINDS))
 @pytest.mark.parametrize(
     ("precision", "width"),
@@ -230,6 +232,7 @@ def test_padded_passes_give_the_same_ids(name: str, precision: Precision, width:
     speculative(target, plain.emitter.token_ids, range(2, width + 1, width // 2))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("plan", "precision"),
     [
@@ -257,6 +260,7 @@ def test_every_drafter_gives_the_same_ids(
         assert run.emitter.token_ids == plain and run.stats.rounds > 5
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_every_family_has_a_plan_on_the_cpu(name: str, tmp_path: Path) -> None:
     """Mixtures of experts and sliding layers included; what slides needs a fixed number of keys,

@@ -240,7 +240,8 @@ def test_the_bundled_pair_is_exact_as_it_is(exact_pair: Pair) -> None:
     assert exact_pair.promise == Promise(plan, asked=True)
 
 
-@pytest.mark.parametrize("width", [4, 8])
+@pytest.mark.long
+@pytest.mark.parametrize("width", [8])
 def test_padded_passes_of_the_bundled_pair(
     width: int, bundled_pairs: dict[str, Pair], bundled_mtp: MtpDrafter
 ) -> None:

@@ -71,6 +71,7 @@ def report_of(target: Target, options: ProbeOptions = QUICK) -> ProbeReport:
     return probe(target, [], [], lambda: None, options)  # type: ignore[arg-type,return-value]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "4bit"])
 def test_a_pair_is_probed_stored_and_used(tmp_path: Path, precision: Precision) -> None:
     pair = save(tmp_path / "pair", precision)
@@ -200,6 +201,7 @@ def test_a_planted_dependence_is_caught_and_shown(fault: Fault) -> None:
     assert cured == CURED[fault]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("fault", list(PLANTS))
 def test_a_planted_dependence_in_the_report(fault: Fault) -> None:
     report = report_of(planted_target(fault))
@@ -247,6 +249,7 @@ def test_a_disk_that_takes_nothing_is_a_note(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "could not be stored" in done.stdout
 
 
+@pytest.mark.long
 def test_the_bundled_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over its own prompts; both drafters' answers are right, and the next start is told."""
     monkeypatch.setattr(module, "find_plan", partial(find_plan, contexts=(8,), tokens=4))

@@ -145,6 +145,7 @@ def assert_as_near(hidden: mx.array, plain: DFlashDrafter, exact: DFlashDrafter)
     assert distance(hidden, reference) < 1.3 * distance(near, reference) < 0.5
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("kind", "bits", "changes"),
     [("dflash2", 4, {}), ("dflash2", 16, {"input_embedding_scale": 3.0}), ("dflash", 16, {})],
@@ -202,6 +203,7 @@ def test_a_draft_attends_to_all_of_its_context_and_to_nothing_else(
     assert kinds == [False, True, True, False, True, True, False]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("how", ["several parts", "a launch a step"])
 def test_launches_do_not_matter(
     emulated: CudaOnCpu, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +230,7 @@ def test_launches_do_not_matter(
     assert calls[0] == 2 + 3 and (calls[1] == 2 + 1 + 3 + 2) == (how == "several parts")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("odd", [False, True], ids=["all fits", "a projection of 8 bits"])
 def test_a_small_head_is_part_of_the_launch(
     emulated: CudaOnCpu, odd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -295,6 +298,7 @@ def test_a_large_drafter_starts_what_it_was_shown(
     assert started == [2 * len(fast._buffers)]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "changes",
     [{"attention_bias": True}, {"table_bits": 8, "input_embedding_scale": 3.0}],

@@ -140,6 +140,7 @@ def test_drafts_are_those_of_the_targets_two_matrices(
     assert drafts == naive.draft(rows, 9, 5, BLOCK - 1)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])
 def test_any_target_decodes_its_own_tokens(
     target: Target, tmp_path: Path, kind: DrafterKind

@@ -215,6 +215,7 @@ PAIRS: dict[str, tuple[str, DrafterKind, dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_of_directories_decode_the_targets_own_ids(tmp_path: Path, name: str) -> None:
     family, kind, changes, packed = PAIRS[name]

@@ -157,6 +157,7 @@ def test_a_gap_keeps_true_positions(tmp_path: Path) -> None:
     assert as_ids(drafter.draft(mx.array([11]), 4)) == naive.chain(hidden, ids, 4, start=39)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("kind", ["dense", "fused"])
 @pytest.mark.parametrize("draft_tokens", [1, 3, 6])
 def test_a_random_head_changes_no_byte(tmp_path: Path, kind: Any, draft_tokens: int) -> None:

@@ -153,7 +153,8 @@ def test_a_second_start_reads_the_source_s_header_once(monkeypatch: pytest.Monke
     assert [file for file in opened if file == drafter] == [drafter]
 
 
-@pytest.mark.parametrize(("name", "widths"), [("dflash", (4, 16)), ("dflash2", (4, 8, 16))])
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize(("name", "widths"), [("dflash2", (4, 8, 16)), ("dflash", (4, 16))])
 def test_ids_do_not_depend_on_the_drafter_s_bits(
     bundled_pairs: Mapping[str, Pair],
     bundled_target: LoadedTarget,
