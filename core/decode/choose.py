@@ -70,28 +70,28 @@ class Chooser:
     def __init__(
         self, options: SamplingOptions, vocab_size: int, processors: Sequence[Processor] = ()
     ) -> None:
-        """processors: further mlx-lm logits processors, called as (token ids, (1, vocab))."""
+        """processors: further mlx-lm logits processors, called as (token ids, (1, vocab)).
+
+        `reach` is how many tokens before a row `judge` looks at: 0 for none, None for all.
+        """
         check_bias(options, vocab_size)
         self.options = options
         self.draws = None if options.greedy else Draws(options)
         self._processors = [*make_processors(options), *processors]
+        self.reach = None if processors else penalty_reach(options)
 
     @property
     def is_stateless(self) -> bool:
         """Whether a token follows from its logits alone: greedy, with no processor."""
         return self.draws is None and not self._processors
 
-    @property
-    def needs_history(self) -> bool:
-        """Whether `judge` looks at the tokens before the block."""
-        return bool(self._processors)
-
     def judge(
         self, logits: mx.array, row_ids: mx.array, history: mx.array, proposal: Proposal | None
     ) -> Judged:
-        """logits (T, vocab) of the block row_ids (T,), which follows `history`; lazy."""
+        """logits (T, vocab) of the block row_ids (T,), which follows `history` (n,); lazy."""
         if self._processors:
-            logits = self._processed(logits, mx.concatenate([history, row_ids]))
+            tokens = mx.concatenate([history.astype(row_ids.dtype), row_ids])
+            logits = self._processed(logits, tokens)
         if self.draws is None:
             return Judged(choices=greedy(logits))
         probs = target_probs(logits, self.options)
@@ -129,6 +129,16 @@ def check_bias(options: SamplingOptions, vocab_size: int) -> None:
             f"logit_bias names token {outside[0]}, which is outside the target's vocabulary of "
             f"{vocab_size}"
         )
+
+
+def penalty_reach(options: SamplingOptions) -> int:
+    """How many tokens back from a row the penalties look; a bias looks at none."""
+    on = (
+        options.repetition_penalty != 1,
+        options.presence_penalty != 0,
+        options.frequency_penalty != 0,
+    )
+    return options.penalty_window if any(on) else 0
 
 
 def make_processors(options: SamplingOptions) -> list[Processor]:

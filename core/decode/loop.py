@@ -25,6 +25,7 @@ from .contexts import Contexts
 from .drafter import Drafter, DrawingDrafter, resolve_blocks
 from .emit import Detokenizer, Emitter, prime
 from .gate import PLAIN, FixedRoute, Gate, RoutePicker
+from .history import History
 from .lookahead import Lookahead
 from .phases import PhaseTimer
 from .sampling import Proposal
@@ -75,6 +76,7 @@ class Generation:
             profiled=self.options.profile,
         )
         self.chooser = Chooser(self.options.sampling, target.config.vocab_size, setup.processors)
+        self.history = History(self.prompt_ids, self.emitter.token_ids, self.chooser.reach)
         room = len(self.prompt_ids) + self.options.max_tokens
         self.cache: list[Any] = list(resume.cache) if resume else target.make_cache(room)
         self.position = resume.mark.position if resume else 0
@@ -233,9 +235,7 @@ class Generation:
     ) -> Verified:
         """The target's tokens for a pass over row_ids from `position`; waits for the device."""
         logits = self.target.logits_from_hidden(result.hidden).squeeze(0)
-        before = self._tokens()[:position] if self.chooser.needs_history else []
-        history = mx.array(before, dtype=row_ids.dtype)
-        judged = self.chooser.judge(logits, row_ids, history, proposal)
+        judged = self.chooser.judge(logits, row_ids, self.history.before(position), proposal)
         drafted = [] if proposal is None else [proposal.ids]
         read = self.target.start_reading([*drafted, *judged.arrays()])()
         drafts = read.pop(0) if drafted else []

@@ -9,6 +9,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
+from dflash_suite.core.decode.choose import Chooser
+from dflash_suite.core.decode.history import History
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.options import GenerateOptions
@@ -85,3 +87,47 @@ def test_plain_decoding_shows_what_mlx_lm_shows() -> None:
     assert sum(1 for _ in steps) == TOKENS
     found, _ = histories(None, SamplingOptions())
     assert watch.records[:TOKENS] == found, "mlx-lm may look one token further than it yields"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("sampling", "most"),
+    [
+        (SamplingOptions(logit_bias=((3, 0.5),)), 0),
+        (SamplingOptions(repetition_penalty=1.2, penalty_window=5), 5),
+        (SamplingOptions(presence_penalty=0.2, penalty_window=7, logit_bias=((3, 0.5),)), 7),
+        (SamplingOptions(frequency_penalty=0.2, penalty_window=10**6), 9 + TOKENS),
+    ],
+)
+def test_no_more_is_sent_than_is_looked_at(
+    sampling: SamplingOptions, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copying the whole text each round took 11 ms at 131,072 tokens."""
+    lengths: list[int] = []
+    judge = Chooser.judge
+
+    def watched(self: Chooser, *given: mx.array) -> object:
+        lengths.append(given[2].shape[0])
+        return judge(self, *given)
+
+    monkeypatch.setattr(Chooser, "judge", watched)
+    options = GenerateOptions(max_tokens=TOKENS, gate=False, sampling=sampling)
+    run = Generation(make_target("hybrid"), prompt(9), PieceDetokenizer(), options=options)
+    assert sum(1 for _ in run) > 0 and len(lengths) == TOKENS
+    expected = [min(most, 8 + step) for step in range(TOKENS)]
+    assert lengths == expected
+
+
+def test_a_token_is_sent_once_where_all_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted: list[int] = [7]
+    history = History([1, 2, 3], emitted, None)
+    sent: list[int] = []
+    send = History._sent
+    monkeypatch.setattr(
+        History, "_sent", lambda self, *span: (sent.append(span[1] - span[0]), send(self, *span))[1]
+    )
+    assert as_ids(history.before(2)) == [1, 2]
+    assert as_ids(history.before(4)) == [1, 2, 3, 7]
+    emitted += [8, 9]
+    assert as_ids(history.before(4)) == [1, 2, 3, 7]
+    assert as_ids(history.before(6)) == [1, 2, 3, 7, 8, 9] and sent == [2, 2, 2]
