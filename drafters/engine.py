@@ -16,7 +16,7 @@ from ..core.block import Block
 from ..core.cache.resume import Resume, best_mark
 from ..core.decode.chat import Chat, encode_text, render_chat
 from ..core.decode.drafter import Drafter, resolve_blocks
-from ..core.decode.gate import RoutePicker
+from ..core.decode.gate import GateMemory, RoutePicker
 from ..core.decode.loop import Generation, make_picker
 from ..core.decode.positions import beyond, beyond_drafters
 from ..core.decode.setup import Setup
@@ -99,7 +99,7 @@ class Engine:
     promise: Promise = Promise()
     clock: Callable[[], float] = time.perf_counter
     loaded: Route | None = None
-    _pickers: dict[tuple[tuple[str, int], ...], RoutePicker] = field(default_factory=dict)
+    _measured: dict[tuple[tuple[str, int], ...], GateMemory] = field(default_factory=dict)
     _last: Generation | None = None
 
     def start(self, request: Request | str) -> Answer:
@@ -168,11 +168,10 @@ class Engine:
         return list(request.prompt or ())
 
     def _picker(self, blocks: Mapping[str, Block], options: GenerateOptions) -> RoutePicker:
-        """Without the gate a new one; with it the one that has learned of these blocks before."""
-        if not options.gated:
-            return make_picker(blocks, options, self.clock)
+        """A request's own, which begins with what earlier ones have measured of these blocks."""
         key = tuple((name, block.effective) for name, block in blocks.items())
-        return self._pickers.setdefault(key, make_picker(blocks, options, self.clock))
+        memory = self._measured.setdefault(key, GateMemory())
+        return make_picker(blocks, options, self.clock, memory)
 
     def _shared_rows(self, ids: Sequence[int], drafters: set[str]) -> Resume | None:
         """What of the last request's rows begins this one.

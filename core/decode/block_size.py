@@ -35,12 +35,17 @@ class Trial:
 
 
 class AdaptiveBlock:
-    """The block size of one drafter, from its full size down to two rows."""
+    """The block size of one drafter, from its full size down to two rows.
 
-    def __init__(self, max_rows: int, settings: AdaptSettings | None = None) -> None:
+    rows: where it begins, at most `max_rows`; None for there.
+    """
+
+    def __init__(
+        self, max_rows: int, rows: int | None = None, settings: AdaptSettings | None = None
+    ) -> None:
         self.settings = settings or AdaptSettings()
         self.max_rows = max_rows
-        self.rows = max_rows
+        self.rows = max_rows if rows is None else min(rows, max_rows)
         self.share = 1.0
         self._recent: deque[tuple[float, int]] = deque(maxlen=self.settings.trial_rounds)
         self._trial: Trial | None = None

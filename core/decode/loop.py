@@ -24,7 +24,7 @@ from .choose import Chooser
 from .contexts import Contexts
 from .drafter import Drafter, DrawingDrafter, resolve_blocks
 from .emit import Detokenizer, Emitter, prime
-from .gate import PLAIN, FixedRoute, Gate, RoutePicker
+from .gate import PLAIN, FixedRoute, Gate, GateMemory, RoutePicker
 from .history import History
 from .lookahead import Lookahead
 from .phases import PhaseTimer
@@ -263,11 +263,16 @@ class Generation:
 
 
 def make_picker(
-    blocks: Mapping[str, Block], options: GenerateOptions, clock: Callable[[], float]
+    blocks: Mapping[str, Block],
+    options: GenerateOptions,
+    clock: Callable[[], float],
+    memory: GateMemory | None = None,
 ) -> RoutePicker:
-    """The gate over these drafters, or without a gate the first of them, always."""
+    """The gate over these drafters, or without a gate the first of them, always. memory: what
+    earlier requests have measured."""
     if options.gated and blocks:
-        return Gate({name: block.effective for name, block in blocks.items()}, clock)
+        rows = {name: block.effective for name, block in blocks.items()}
+        return Gate(rows, clock, memory=memory)
     return FixedRoute(next(iter(blocks), PLAIN))
 
 

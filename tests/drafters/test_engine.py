@@ -16,6 +16,7 @@ from dflash_suite.core.cache.resume import (
     return_to,
     take_mark,
 )
+from dflash_suite.core.decode.gate import PLAIN, Gate
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.errors import PromptError, RollbackError, RouteUnavailable
@@ -165,16 +166,18 @@ def test_a_request_that_was_left_or_failed_does_no_harm(engine: Engine) -> None:
 
 
 def test_what_the_gate_learned_carries_over(engine: Engine) -> None:
-    """The second request does not calibrate again; one with another block has its own gate."""
+    """The second request needs fewer plain steps to begin; one with another block begins anew."""
+    serving = fresh(engine)
     request = replace(ask(CODE), gate=True, max_tokens=12)
-    first = engine.complete(request)
-    second = engine.complete(replace(request, reuse=False))
-    assert first.stats.plain_steps >= 3
+    first = serving.complete(request)
+    second = serving.complete(replace(request, reuse=False))
     assert first.token_ids == second.token_ids
-    generation = engine.start(request).generation
-    other = engine.start(replace(request, block_size=3)).generation
-    again = engine.start(request).generation
-    assert generation.picker is again.picker is not other.picker
+    began = []
+    for asked in (request, replace(request, block_size=3)):
+        picker = serving.start(replace(asked, reuse=False)).generation.picker
+        assert isinstance(picker, Gate)
+        began.append((picker.route, picker.plain_sec is not None))
+    assert first.stats.plain_steps >= 3 and began == [(PLAIN, True), (PLAIN, False)]
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "dense"])

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dflash_suite.core.decode.gate import PLAIN, Gate, GateSettings
+from dflash_suite.core.decode.gate import PLAIN, Gate, GateMemory, GateSettings
 
 
 class Clock:
@@ -65,10 +65,13 @@ def simulate(
     adaptive: bool = True,
     cold_sec: float = 0.0,
     settings: GateSettings | None = None,
+    memory: GateMemory | None = None,
 ) -> Simulation:
-    """Run the gate until `tokens` are emitted. cold_sec: extra time of the very first step."""
+    """Run the gate until `tokens` are emitted. cold_sec: extra time of the very first step;
+    memory: that of the requests before."""
     clock, result = Clock(), Simulation()
-    gate = Gate({name: source.rows for name, source in sources.items()}, clock, settings)
+    rows = {name: source.rows for name, source in sources.items()}
+    gate = Gate(rows, clock, settings, memory)
     extra = cold_sec
     while result.tokens < tokens:
         route = gate.route

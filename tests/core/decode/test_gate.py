@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_suite.core.decode.block_size import AdaptiveBlock
-from dflash_suite.core.decode.gate import PLAIN, FixedRoute, Gate, GateSettings
+from dflash_suite.core.decode.gate import PLAIN, FixedRoute, Gate, GateMemory, GateSettings
 from tests.kit.gate_sim import Clock, Source, simulate
 
 pytestmark = pytest.mark.quick
@@ -278,3 +278,52 @@ def test_a_cut_block_teaches_nothing() -> None:
     for _ in range(50):
         block.record(1, 3, 1.0)
     assert block.rows == 8 and block.share == 1.0
+
+
+# --- requests one after another ------------------------------------------------------------------
+
+GOOD = {"dflash2": Source(8, lambda rows: 1.3, [8])}
+BAD = {"dflash2": Source(8, lambda rows: 1.8, [1])}
+
+
+def test_after_a_long_losing_request_each_further_one_tries_its_drafter() -> None:
+    """The back-off of the first, up to 512 plain steps, outlived it: six requests ran no round."""
+    memory = GateMemory()
+    simulate(BAD, 3000, memory=memory)
+    for _ in range(6):
+        later = simulate(GOOD, 40, memory=memory)
+        assert later.counts["dflash2"] >= 5 and later.counts[PLAIN] == 2
+        assert later.routes[2] == "dflash2" and later.speed > 3
+
+
+def test_a_drafter_that_always_loses_costs_a_few_rounds_a_request() -> None:
+    memory = GateMemory()
+    simulate(BAD, 3000, memory=memory)
+    later = [simulate(BAD, 40, memory=memory) for _ in range(6)]
+    assert [one.counts["dflash2"] for one in later] == [6] * 6, (
+        "three unjudged, and three that lose"
+    )
+
+
+def test_both_drafters_are_tried_again() -> None:
+    memory = GateMemory()
+    sources = {**BAD, "mtp": Source(4, lambda rows: 1.6, [1])}
+    simulate(sources, 3000, memory=memory)
+    later = simulate({**BAD, "mtp": Source(4, lambda rows: 1.2, [4])}, 100, memory=memory)
+    assert later.counts["dflash2"] == 6 and later.counts["mtp"] > 15
+
+
+def test_a_shorter_context_is_not_measured_by_a_longer_one() -> None:
+    """Plain steps of a tenth of the time: a drafter that only wins over slow ones is left soon."""
+    memory = GateMemory(plain_sec=10.0, ratios={"dflash2": 3.0})
+    later = simulate({"dflash2": Source(8, lambda rows: 4.0, [3])}, 300, memory=memory)
+    assert memory.plain_sec == 1.0
+    assert later.counts["dflash2"] < 40 and later.counts[PLAIN] > 150
+
+
+def test_a_block_begins_at_twice_what_the_last_text_left() -> None:
+    memory = GateMemory(plain_sec=1.0, rows={"dflash2": 2})
+    assert simulate(GOOD, 5, memory=memory).rows[2] == 4
+    memory.rows["dflash2"] = 7
+    assert simulate(GOOD, 5, memory=memory).rows[2] == 8
+    assert memory.rows == {"dflash2": 8}

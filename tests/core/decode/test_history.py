@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from dflash_suite.core.decode.choose import Chooser
+from dflash_suite.core.decode.choose import Chooser, Judged
 from dflash_suite.core.decode.history import History
 from dflash_suite.core.decode.loop import Generation
 from dflash_suite.core.decode.setup import Setup
@@ -106,7 +107,7 @@ def test_no_more_is_sent_than_is_looked_at(
     lengths: list[int] = []
     judge = Chooser.judge
 
-    def watched(self: Chooser, *given: mx.array) -> object:
+    def watched(self: Chooser, *given: Any) -> Judged:
         lengths.append(given[2].shape[0])
         return judge(self, *given)
 
@@ -123,9 +124,12 @@ def test_a_token_is_sent_once_where_all_are_looked_at(monkeypatch: pytest.Monkey
     history = History([1, 2, 3], emitted, None)
     sent: list[int] = []
     send = History._sent
-    monkeypatch.setattr(
-        History, "_sent", lambda self, *span: (sent.append(span[1] - span[0]), send(self, *span))[1]
-    )
+
+    def counted(self: History, start: int, end: int) -> mx.array:
+        sent.append(end - start)
+        return send(self, start, end)
+
+    monkeypatch.setattr(History, "_sent", counted)
     assert as_ids(history.before(2)) == [1, 2]
     assert as_ids(history.before(4)) == [1, 2, 3, 7]
     emitted += [8, 9]
