@@ -12,6 +12,7 @@ from ..core.loading.load import load_target
 from ..core.options import GenerateOptions, LoadOptions
 from ..core.report import SILENT, Report
 from ..core.target.target import Target
+from ..core.wired_limit import while_raised
 from .bundled import paths as bundled
 from .guards import check_is_target
 from .locate import locate
@@ -48,6 +49,7 @@ class Pair:
         return tuple(one for one in (self.drafter, self.reserve) if one is not None)
 
 
+@while_raised
 def load_pair(
     loading: LoadOptions | None = None,
     report: Report = SILENT,

@@ -20,6 +20,7 @@ from ..errors import PromptError
 from ..options import GenerateOptions
 from ..stats import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from ..target.target import Target, TargetPass
+from ..wired_limit import wired_limit
 from .choose import Chooser
 from .contexts import Contexts
 from .drafter import Drafter, DrawingDrafter, resolve_blocks
@@ -99,23 +100,24 @@ class Generation:
 
     def __iter__(self) -> Generator[Event, None, None]:
         """The whole request, first to last event."""
-        yield from self.prefill()
-        started = self._clock()
-        try:
-            while self.emitter.reason is None:
-                self.settled = False
-                route = self._next_route()
-                proposal = self.draft(route)
-                verified = self.verify(proposal)
-                accepted, accept_length = self.accept(verified, route)
-                self.roll_back(verified, accept_length, route)
-                self.picker.finish(accept_length, len(verified.drafts))
-                self.stats.decode_sec = self._clock() - started
-                self.settled = True
-                yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
-        finally:
-            self.ahead.drop()
-            self.stats.peak_memory_bytes = mx.get_peak_memory()
+        with wired_limit().raised():
+            yield from self.prefill()
+            started = self._clock()
+            try:
+                while self.emitter.reason is None:
+                    self.settled = False
+                    route = self._next_route()
+                    proposal = self.draft(route)
+                    verified = self.verify(proposal)
+                    accepted, accept_length = self.accept(verified, route)
+                    self.roll_back(verified, accept_length, route)
+                    self.picker.finish(accept_length, len(verified.drafts))
+                    self.stats.decode_sec = self._clock() - started
+                    self.settled = True
+                    yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
+            finally:
+                self.ahead.drop()
+                self.stats.peak_memory_bytes = mx.get_peak_memory()
         yield Finished(self.emitter.reason)
 
     def prefill(self) -> Iterator[Event]:

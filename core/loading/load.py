@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model
 
@@ -23,6 +23,7 @@ from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
 from ..target.families import backbone_class
 from ..target.forward_check import check_forward
 from ..target.target import Target
+from ..wired_limit import while_raised, wired_limit
 from .kernels import put_on_kernels
 from .tokenizer import open_tokenizer
 
@@ -50,6 +51,7 @@ def resolve_dtype(name: str) -> mx.Dtype | None:
     return dtype
 
 
+@while_raised
 def load_target(
     config: TargetConfig, dtype_name: str = "auto", kernels: str = DEFAULT_KERNELS
 ) -> LoadedTarget:
@@ -80,7 +82,9 @@ def load_target(
     eos_ids = config.eos_ids.union(opened.wrapper.eos_token_ids)
     target = Target(backbone, replace(config, eos_ids=eos_ids))
     check_forward(target)
-    notes = (*config.repairs.notes, *opened.notes)
+    arrays: Any = tree_flatten(model.parameters())
+    paged = wired_limit().note(sum(array.nbytes for _, array in arrays))
+    notes = (*config.repairs.notes, *opened.notes, *([paged] if paged else []))
     return LoadedTarget(put_on_kernels(target, wanted), opened.wrapper, notes)
 
 

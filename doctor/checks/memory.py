@@ -37,6 +37,13 @@ def drafter_bytes(drafter: DrafterSubject) -> int:
     )
 
 
+def resident(backend: str) -> str:
+    """What bounds the memory of a Mac's GPU, to stand behind its size; nothing elsewhere."""
+    if backend != "metal":
+        return ""
+    return " that macOS keeps resident (`sudo sysctl iogpu.wired_limit_mb=N` sets the bound)"
+
+
 def _cache_bytes(target: TargetSubject, item_bytes: int) -> int:
     """Keys and values of CONTEXT_TOKENS rows; recurrent layers hold next to nothing."""
     text = target.config.raw.get("text_config") or target.config.raw

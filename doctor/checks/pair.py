@@ -6,7 +6,7 @@ from ...drafters import guards
 from ..results import CheckResult, NotReached
 from ..units import readable
 from .check import Check, Words, check
-from .memory import drafter_bytes, target_bytes
+from .memory import drafter_bytes, resident, target_bytes
 from .subjects import PairSubject
 from .tokenizer import describe_difference
 
@@ -100,7 +100,7 @@ def memory(say: Words, pair: PairSubject) -> CheckResult:
         raise NotReached("target.memory")
     found = (
         f"target {readable(target)}, drafter {readable(drafter)}, device "
-        f"{readable(machine.memory_bytes)}"
+        f"{readable(machine.memory_bytes)}{resident(machine.backend)}"
     )
     return say.passed(found) if target + drafter <= machine.memory_bytes else say.warned(found)
 

@@ -12,7 +12,7 @@ from ...core.json_values import read_json
 from ..results import CheckResult
 from ..units import readable
 from .check import Check, Words, check
-from .memory import CONTEXT_TOKENS, target_bytes
+from .memory import CONTEXT_TOKENS, resident, target_bytes
 from .once import reach
 from .subjects import TargetSubject
 
@@ -224,7 +224,7 @@ def template(say: Words, target: TargetSubject) -> CheckResult:
 def memory(say: Words, target: TargetSubject) -> CheckResult:
     """In the precision that --dtype auto runs: float32 on the CPU."""
     needed, room = target_bytes(target), target.machine.memory_bytes
-    found = f"{readable(needed)} of {readable(room)}"
+    found = f"{readable(needed)} of {readable(room)}{resident(target.machine.backend)}"
     return say.passed(found) if needed <= room else say.warned(found)
 
 

@@ -21,6 +21,7 @@ from ...core.loading.load import LoadedTarget, load_target
 from ...core.options import LoadOptions
 from ...core.report import SILENT, Report
 from ...core.target.target import Target
+from ...core.wired_limit import while_raised
 from ..bundled import paths as bundled
 from ..locate import locate
 from ..methods.method import Candidate
@@ -101,6 +102,7 @@ class ArmLoader:
         return self._opened[key]
 
 
+@while_raised
 def load_arms(
     specs: Sequence[ArmSpec], loading: LoadOptions | None = None, report: Report = SILENT
 ) -> BenchSetup:
