@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,8 +25,10 @@ class Progress:
     """A spinner line that says what is being waited for, or a bar of bytes; silent where stderr
     is not a terminal."""
 
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(self, *, enabled: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = stderr_console()
+        self._clock = clock
+        self._began: tuple[int, float] | None = None  # tokens and time at the prefill's start
         self._enabled = enabled and self._console.is_terminal
         self._status: Status | None = None
         self._bar: Bar | None = None
@@ -52,8 +56,16 @@ class Progress:
 
     def prefill(self, done: int, total: int) -> None:
         """Prompt tokens done so far."""
-        if total >= LONG_PREFILL_TOKENS:
-            self.say(f"prefill {done:,} of {total:,} tokens ({done / total:.0%})")
+        if total < LONG_PREFILL_TOKENS:
+            return
+        if self._began is None:
+            self._began = done, self._clock()
+        start, began = self._began
+        left = ""
+        if start < done < total:
+            sec = (self._clock() - began) * (total - done) / (done - start)
+            left = f", about {sec:.0f} s left" if sec >= 1 else ""
+        self.say(f"prefill {done:,} of {total:,} tokens ({done / total:.0%}{left})")
 
     def bytes(self, label: str, done: int, total: int) -> None:
         """A bar in place of the line; a new label starts a new one."""

@@ -29,6 +29,7 @@ from .gate import PLAIN, FixedRoute, Gate, GateMemory, RoutePicker
 from .history import History
 from .lookahead import Lookahead
 from .phases import PhaseTimer
+from .prefill_steps import PrefillSteps
 from .sampling import Proposal
 from .setup import Setup
 
@@ -121,7 +122,7 @@ class Generation:
         yield Finished(self.emitter.reason)
 
     def prefill(self) -> Iterator[Event]:
-        """Feed the prompt as mlx-lm does: the body in chunks, then the last token alone.
+        """Feed the prompt as mlx-lm does: the body in passes, then the last token alone.
 
         Each drafter observes the trailing rows that can still matter to it.
         """
@@ -131,11 +132,14 @@ class Generation:
             return_to(self.cache, self._resume.mark)
         self.contexts.start(total, self._resume.mark if self._resume else None)
         yield PrefillProgress(self.position, total)
+        can_cut = on_cpu() and self.ahead.can_undo  # a ring's bits follow the passes
+        steps = PrefillSteps(self.options.prefill_step_size, self._clock if can_cut else None)
         while self.position < total - 1:
-            end = min(self.position + self.options.prefill_step_size, total - 1)
-            self._feed_prompt(end)
+            count = steps.next(total - 1 - self.position)
+            self._feed_prompt(self.position + count)
             mx.eval(cache_arrays(self.cache), self.contexts.state())
             mx.clear_cache()
+            steps.finish(count)
             yield PrefillProgress(self.position, total)
         result = self._feed_prompt(total)
         first = self._judge(result, mx.array(self.prompt_ids[-1:]), None, total - 1).tokens
