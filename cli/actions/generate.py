@@ -52,6 +52,8 @@ def run_generate(call: GenerateCall) -> None:
     asked, quiet = call.asked, call.shown.quiet
     if asked.requests is not None and (asked.prompt is not None or asked.file is not None):
         raise OptionError("--requests brings its own prompts; give no other one")
+    if asked.requests is not None and call.shown.stats:
+        raise OptionError("each result of --requests holds its statistics; leave out --stats")
     source = None
     if asked.requests is None:
         source = read_prompt(asked.prompt, asked.file, patient=call.loading.model is not None)

@@ -29,7 +29,7 @@ WHOLE_FIELDS = ("top_k", "seed", "penalty_window")
 MOST_ID_DIGITS = 18
 REQUEST_FIELDS = (
     "id", "prompt", "messages", "system", "tools", "reasoning", "max_tokens", "stop", "speculation",
-    "block_size", "draft_tokens", "continue",
+    "block_size", "draft_tokens", "gate", "profile", "exact", "chat", "continue",
 )  # fmt: skip
 
 
@@ -80,10 +80,12 @@ def answer(engine: Engine, number: int, line: str | bytes, defaults: Defaults) -
         _require_known(fields)
         stated = {name: value for name, value in fields.items() if value is not None}
         request = _request(stated, defaults)
+        _require_exactness(stated, asked=engine.promise.asked)
         engine.require_positions(request)
         done = engine.complete(request)
     except Exception as exc:
-        return {**result, "error": {"type": type(exc).__name__, "message": str(exc)}}
+        name = type(exc).__name__
+        return {**result, "error": {"type": name, "message": str(exc) or name}}
     return {**result, **done.to_dict()}
 
 
@@ -134,8 +136,9 @@ def _request(fields: Mapping[str, Any], defaults: Defaults) -> Request:
         speculation=parse_speculation(_text(fields, "speculation") or defaults.speculation),
         block_size=_whole(fields, "block_size", options.block_size),
         draft_tokens=_whole(fields, "draft_tokens", options.draft_tokens),
-        gate=options.gate,
-        reuse=_continues(fields),
+        gate=_switch(fields, "gate", options.gate),
+        profile=_switch(fields, "profile", options.profile),
+        reuse=_switch(fields, "continue", False),
     )
     request.options(options.prefill_step_size)  # values that no run could use, before it begins
     return request
@@ -156,7 +159,8 @@ def _asked(
     tools = fields.get("tools")
     if tools is not None and not _are_objects(tools):
         raise PromptError(f"tools is {tools!r}, expected a list of objects")
-    if messages is None and defaults.chat and isinstance(prompt, str):
+    chat = _switch(fields, "chat", bool(defaults.chat))
+    if messages is None and chat and isinstance(prompt, str):
         messages, prompt = [{"role": "user", "content": prompt}], None
     if messages is None:
         given = {"system": system, "reasoning": reasoning, "tools": tools}
@@ -166,7 +170,7 @@ def _asked(
                 "or --chat"
             )
         return prompt, None
-    if defaults.chat is False:
+    if defaults.chat is False and not chat:
         raise OptionError("messages need a chat template, and --raw was given; leave it out")
     if system is not None and not any(one.get("role") == "system" for one in messages):
         messages = [{"role": "system", "content": system}, *messages]
@@ -191,11 +195,16 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def _continues(fields: Mapping[str, Any]) -> bool:
-    value = fields.get("continue", False)
-    if not isinstance(value, bool):
-        raise OptionError(f"continue is {value!r}, expected true or false")
+def _switch(fields: Mapping[str, Any], name: str, default: bool) -> bool:
+    value: bool = checked("switch", name, fields.get(name, default), OptionError)
     return value
+
+
+def _require_exactness(fields: Mapping[str, Any], *, asked: bool) -> None:
+    """Whether ids are exact is settled by a check at load, for all lines alike."""
+    if _switch(fields, "exact", asked) != asked:
+        run = "with --exact, which holds for every line" if asked else "without --exact"
+        raise OptionError(f"exact is {str(not asked).lower()}, and this run was started {run}")
 
 
 def _prompt(fields: Mapping[str, Any]) -> str | list[int] | None:

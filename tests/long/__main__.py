@@ -19,6 +19,7 @@ SCRIPTS = {
     "exact_identity": "ids of every mode under --exact",
     "sampling_loop": "sampled tokens against the exact distribution",
     "slab_torture": "slabs under kill -9, full disks and flipped bits",
+    "request_lines": "2,000 generated lines of requests: each answered, memory flat",
     "bench_aa": "equal arms and a planted slowdown, on the real clock",
     "gate_measure": "what the gate costs and saves; measures and judges nothing",
 }
