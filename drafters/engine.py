@@ -1,14 +1,16 @@
-"""Requests one after another over one loaded target and its drafters.
+"""Requests over one loaded target and its drafters, one after another or side by side.
 
-No request affects the next, but for what the gate has learned of the device, and the rows that a
-later request shares with the one before it. One request at a time; not for several threads.
+No request affects another, but for what the gate has learned of the device, and the rows that a
+later request shares with the one begun before it. Any number of answers may be alive: each is at
+rest between two events, and `take_turns` advances them by turns. Not for several threads.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
@@ -16,8 +18,8 @@ from ..core.block import Block
 from ..core.cache.resume import Resume, best_mark
 from ..core.decode.chat import Chat, encode_text, render_chat
 from ..core.decode.drafter import Drafter, resolve_blocks
-from ..core.decode.gate import GateMemory, RoutePicker
-from ..core.decode.loop import Generation, make_picker
+from ..core.decode.gate import GateMemory, RoutePicker, make_picker
+from ..core.decode.loop import Generation
 from ..core.decode.positions import beyond, beyond_drafters
 from ..core.decode.setup import Setup
 from ..core.errors import PromptError
@@ -81,6 +83,24 @@ class Answer:
             sampling=generation.options.sampling,
             promise=promise,
         )
+
+
+def take_turns(answers: Sequence[Answer]) -> Iterator[tuple[Answer, Event]]:
+    """The events of several answers, one of each in turn until all are finished.
+
+    A turn is one round of decoding, or one pass of a prompt. An answer's error ends the iteration;
+    leaving it ends all answers, with what was decoded until then.
+    """
+    with ExitStack() as closing_all:
+        waiting = deque[tuple[Answer, Iterator[Event]]]()
+        for answer in answers:
+            waiting.append((answer, closing_all.enter_context(closing(iter(answer)))))
+        while waiting:
+            answer, events = waiting.popleft()
+            event = next(events, None)
+            if event is not None:
+                yield answer, event
+                waiting.append((answer, events))
 
 
 @dataclass
@@ -176,17 +196,19 @@ class Engine:
     def _shared_rows(self, ids: Sequence[int], drafters: set[str]) -> Resume | None:
         """What of the last request's rows begins this one.
 
-        Only of a request that ended between two rounds, since an error in one leaves caches that
-        nobody vouches for; only where no drafter would have to start blind; and only where the
-        target's rows are the same however its prompt is cut, if they have to be.
+        Only of a request that is over, since its caches pass into other hands, and that ended
+        between two rounds, since an error in one leaves caches that nobody vouches for; only where
+        no drafter would have to start blind; and only where the target's rows are the same however
+        its prompt is cut, if they have to be.
         """
-        if self._last is None or not self._last.settled or not self.target.can_share_rows:
+        last = self._last
+        if last is None or not (last.over and last.settled) or not self.target.can_share_rows:
             return None
-        rows = self._last.rows()
+        rows = last.rows()
         mark = best_mark(rows, ids)
         if mark is None or not drafters <= {name for name, _ in mark.drafters}:
             return None
-        return Resume(rows.cache, mark)
+        return Resume(rows.cache, mark, rows.sessions)
 
 
 def load(

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         Answer,
         Engine,
         load,
+        take_turns,
     )
     from .drafters.request import (
         Completion,
@@ -99,6 +100,7 @@ __all__ = [
     "UnsupportedModel",
     "__version__",
     "load",
+    "take_turns",
 ]
 HOMES = {
     "core.errors": (
@@ -136,7 +138,7 @@ HOMES = {
         "GenerationStats",
         "PrefillProgress",
     ),
-    "drafters.engine": ("Answer", "Engine", "load"),
+    "drafters.engine": ("Answer", "Engine", "load", "take_turns"),
     "drafters.request": ("Completion", "Request"),
     "drafters.routes": ("Route",),
 }

@@ -5,8 +5,8 @@ A KV cache can be cut back to any row; a recurrent state only to a row where it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .place import Place, can_come_back, come_back, take_place
@@ -30,19 +30,27 @@ class Mark:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a finished request: their tokens, its caches, and the marks on the way."""
+    """The rows of a finished request: their tokens, its caches, and the marks on the way.
+
+    sessions: its drafters, by name, with the contexts of these rows.
+    """
 
     token_ids: tuple[int, ...]
     cache: Sequence[Any]
     marks: tuple[Mark, ...]
+    sessions: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Caches to go on with, from `mark`."""
+    """Caches to go on with, from `mark`, and the drafters whose contexts belong to them.
+
+    Who takes them up owns them: the request that they come from must be over.
+    """
 
     cache: Sequence[Any]
     mark: Mark
+    sessions: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take_mark(cache: Sequence[Any], drafters: Sequence[tuple[str, object]] = ()) -> Mark:

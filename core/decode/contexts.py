@@ -6,14 +6,14 @@ pays nothing for a drafter that it does not use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
 from ..cache.resume import Mark
 from ..device import start_eval
 from ..target.target import TargetPass
-from .drafter import Drafter, RewindableDrafter, TargetRows
+from .drafter import Drafter, RewindableDrafter, TargetRows, session_of
 
 BACKLOG_ROWS = 640
 """Rows that wait at most before they are shown: a bound on memory. Above the gate's longest run
@@ -102,12 +102,21 @@ class ContextFeed:
 
 
 class Contexts:
-    """The contexts of all drafters of a request, by name."""
+    """The contexts of all drafters of a request, by name: each a session of its own.
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    drafters: whose weights are used; sessions: those of an earlier request, to go on with.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], sessions: Mapping[str, Drafter] | None = None
+    ) -> None:
+        taken = sessions or {}
         taps = (tap for drafter in drafters for tap in drafter.tap_ids)
         self.tap_ids = tuple(dict.fromkeys(taps))
-        self._feeds = {drafter.name: ContextFeed(drafter, self.tap_ids) for drafter in drafters}
+        self.sessions = {one.name: taken.get(one.name) or session_of(one) for one in drafters}
+        self._feeds = {
+            name: ContextFeed(session, self.tap_ids) for name, session in self.sessions.items()
+        }
 
     def start(self, prompt_tokens: int, mark: Mark | None = None) -> None:
         """Contexts for a new prompt: empty, or those of `mark`."""

@@ -100,6 +100,19 @@ class RewindableDrafter(Drafter, Protocol):
         """Forget every row observed since the mark."""
 
 
+@runtime_checkable
+class SharedDrafter(Drafter, Protocol):
+    """A drafter that several generations may use side by side: they share its weights."""
+
+    def session(self) -> Drafter:
+        """The same drafter, with an empty context of its own."""
+
+
+def session_of(drafter: Drafter) -> Drafter:
+    """The drafter for one generation; one that cannot be shared is used as it is."""
+    return drafter.session() if isinstance(drafter, SharedDrafter) else drafter
+
+
 def resolve_blocks(
     drafters: Sequence[Drafter], options: GenerateOptions, widest: int | None
 ) -> dict[str, Block]:

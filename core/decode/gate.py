@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..block import Block
+from ..options import GenerateOptions
 from .block_size import AdaptiveBlock
 
 PLAIN = "none"
@@ -223,3 +225,17 @@ class Gate:
             return
         self._plain = True
         self.retry_steps = min(2 * self.retry_steps, self.settings.retry_max_steps)
+
+
+def make_picker(
+    blocks: Mapping[str, Block],
+    options: GenerateOptions,
+    clock: Callable[[], float],
+    memory: GateMemory | None = None,
+) -> RoutePicker:
+    """The gate over these drafters, or without a gate the first of them, always. memory: what
+    earlier requests have measured."""
+    if options.gated and blocks:
+        rows = {name: block.effective for name, block in blocks.items()}
+        return Gate(rows, clock, memory=memory)
+    return FixedRoute(next(iter(blocks), PLAIN))

@@ -6,13 +6,14 @@ it prints nothing and knows a drafter only as a Protocol. Greedy selection is ml
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from ..block import NO_BLOCK, Block
+from ..block import NO_BLOCK
 from ..cache.kinds import cache_arrays, validate_absolute_boundary
 from ..cache.resume import Mark, Rows, return_to, take_mark
 from ..device import on_cpu, start_on_gpu
@@ -25,7 +26,7 @@ from .choose import Chooser
 from .contexts import Contexts
 from .drafter import Drafter, DrawingDrafter, resolve_blocks
 from .emit import Detokenizer, Emitter, prime
-from .gate import PLAIN, FixedRoute, Gate, GateMemory, RoutePicker
+from .gate import PLAIN, make_picker
 from .history import History
 from .lookahead import Lookahead
 from .phases import PhaseTimer
@@ -91,9 +92,10 @@ class Generation:
         self._clock = setup.clock
         reserves = [setup.reserve] if setup.reserve else []
         drafters = [] if drafter is None else [drafter, *reserves]
-        self.contexts = Contexts(drafters)
+        self.contexts = Contexts(drafters, resume.sessions if resume else None)
         self._resume, self._reusable = resume, setup.reusable
         self.settled = False  # True between two rounds: caches are those of the emitted tokens
+        self.over = False  # True once no further event can come
         self.blocks = resolve_blocks(drafters, self.options, target.widest)
         self.block = next(iter(self.blocks.values()), NO_BLOCK)
         self.picker = setup.picker or make_picker(self.blocks, self.options, setup.clock)
@@ -101,25 +103,32 @@ class Generation:
 
     def __iter__(self) -> Generator[Event, None, None]:
         """The whole request, first to last event."""
-        with wired_limit().raised():
+        with self._alive():
             yield from self.prefill()
             started = self._clock()
-            try:
-                while self.emitter.reason is None:
-                    self.settled = False
-                    route = self._next_route()
-                    proposal = self.draft(route)
-                    verified = self.verify(proposal)
-                    accepted, accept_length = self.accept(verified, route)
-                    self.roll_back(verified, accept_length, route)
-                    self.picker.finish(accept_length, len(verified.drafts))
-                    self.stats.decode_sec = self._clock() - started
-                    self.settled = True
-                    yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
-            finally:
-                self.ahead.drop()
-                self.stats.peak_memory_bytes = mx.get_peak_memory()
+            while self.emitter.reason is None:
+                self.settled = False
+                route = self._next_route()
+                proposal = self.draft(route)
+                verified = self.verify(proposal)
+                accepted, accept_length = self.accept(verified, route)
+                self.roll_back(verified, accept_length, route)
+                self.picker.finish(accept_length, len(verified.drafts))
+                self.stats.decode_sec = self._clock() - started
+                self.settled = True
+                yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
         yield Finished(self.emitter.reason)
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        """From the first event to the last, to an error, or until nobody asks for more."""
+        try:
+            with wired_limit().raised():
+                yield
+        finally:
+            self.ahead.drop()
+            self.stats.peak_memory_bytes = mx.get_peak_memory()
+            self.over = True
 
     def prefill(self) -> Iterator[Event]:
         """Feed the prompt as mlx-lm does: the body in passes, then the last token alone.
@@ -159,7 +168,8 @@ class Generation:
         """The rows that this request left: what a later one may share."""
         self.ahead.drop()
         tokens = self._tokens()[: self.position]
-        return Rows(tuple(tokens), self.cache, (*self.marks, self.mark()))
+        marks = (*self.marks, self.mark())
+        return Rows(tuple(tokens), self.cache, marks, self.contexts.sessions)
 
     def draft(self, route: str) -> Proposal | None:
         """Draft ids (k,), still on the device; None where this round is a plain step."""
@@ -266,20 +276,6 @@ class Generation:
 
     def _tail(self, count: int) -> tuple[int, ...]:
         return tuple(self.emitter.token_ids[-count:])
-
-
-def make_picker(
-    blocks: Mapping[str, Block],
-    options: GenerateOptions,
-    clock: Callable[[], float],
-    memory: GateMemory | None = None,
-) -> RoutePicker:
-    """The gate over these drafters, or without a gate the first of them, always. memory: what
-    earlier requests have measured."""
-    if options.gated and blocks:
-        rows = {name: block.effective for name, block in blocks.items()}
-        return Gate(rows, clock, memory=memory)
-    return FixedRoute(next(iter(blocks), PLAIN))
 
 
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> list[int]:

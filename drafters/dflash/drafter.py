@@ -7,8 +7,9 @@ z-lab/Qwen3.8-27B-DFlash2.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -70,7 +71,8 @@ class DFlashModel(nn.Module):
 
 
 class DFlashDrafter:
-    """One loaded drafter bound to one target, with the context of one sequence."""
+    """One loaded drafter bound to one target, with the context of one sequence; `session` gives
+    another context over the same weights."""
 
     def __init__(
         self, model: DFlashModel, config: DrafterConfig, ends: TargetEnds, rope: nn.Module
@@ -132,6 +134,12 @@ class DFlashDrafter:
         """Context rows held by each layer."""
         held = {i: b.rows for some, b in self._grouped() for i in some}
         return [held[index] for index in self._indices]
+
+    def session(self) -> Self:
+        """The same weights, with an empty context of its own."""
+        made = copy.copy(self)
+        made.reset(0)
+        return made
 
     def reset(self, position: int) -> None:
         """An empty context; positions stay true, so RoPE is right after a gap."""

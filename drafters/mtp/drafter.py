@@ -7,10 +7,11 @@ section 2.2), and the heads that Qwen/Qwen3.5 and Qwen/Qwen3-Next ship under `mt
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -127,7 +128,8 @@ class HeadMark:
 
 
 class MtpDrafter:
-    """One loaded head bound to one target, with the context of one sequence.
+    """One loaded head bound to one target, with the context of one sequence; `session` gives
+    another context over the same weights.
 
     Pair (h_i, t_i+1) sits at position i. The last hidden row stays pending until its token is
     known: the anchor. Rows made from the head's own output are dropped after the draft; those of
@@ -180,6 +182,12 @@ class MtpDrafter:
     def position(self) -> int:
         """Absolute position of the next row to observe, which is the anchor's."""
         return self._position
+
+    def session(self) -> Self:
+        """The same weights, with an empty context of its own."""
+        made = copy.copy(self)
+        made.reset(0)
+        return made
 
     def reset(self, position: int) -> None:
         """An empty context; after a gap the first pair has a zero hidden row."""

@@ -279,9 +279,10 @@ def test_a_second_drafter_alive_changes_no_context(
         for _ in generation:
             pass
         assert generation.stats.rounds > 5 and generation.stats.drafter_resets == 0
-        contexts.append([bits(array) for array in own.state()])
+        session = generation.contexts.sessions[route]
+        contexts.append([bits(array) for array in session.state()])
     assert contexts[0] == contexts[1] and len(contexts[0]) > 2
-    other = head if route == "dflash2" else block
+    (other,) = (one for name, one in generation.contexts.sessions.items() if name != route)
     generation.contexts.align(other.name, generation.position)
     assert other.position == generation.position and generation.stats.drafter_resets == 0
 

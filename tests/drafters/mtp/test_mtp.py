@@ -174,7 +174,8 @@ def test_a_random_head_changes_no_byte(tmp_path: Path, kind: Any, draft_tokens: 
         options=GenerateOptions(max_tokens=60, draft_tokens=draft_tokens, gate=False),
     )
     for _ in generation:
-        assert drafter.position == generation.position
+        assert generation.contexts.sessions["mtp"].position == generation.position
+    assert drafter.position == 0, "a generation has a context of its own"
     stats = generation.stats
     assert generation.emitter.token_ids == plain
     assert stats.rounds > 0 and stats.accepted < stats.drafted and stats.drafter_resets == 0
