@@ -16,6 +16,10 @@ DflashError                 caught once, by the command: message on stderr, exit
 ├── ForwardMismatch         the suite's forward differs from mlx-lm's own
 ├── DeviceError             the GPU, its driver or its compiler failed, or lacks what a kernel needs
 ├── ExactUnavailable        no way was found here to make a row independent of the others
+├── OutOfRoom               a request whose caches do not fit into memory
+├── WorkerError             the thread that owns the models cannot take a request
+│   ├── QueueFull           as many wait as may
+│   └── WorkerStopped       it has ended, or is about to
 └── CacheError              a cache that cannot do what was asked
     ├── UnsupportedCache    Hybrid expected and KV found, or the reverse
     ├── ExternalMask        the target builds its own causal mask
@@ -87,6 +91,29 @@ class DeviceError(DflashError):
 
 class ExactUnavailable(DflashError):
     """No way was found here to make a row independent of the other rows of its pass."""
+
+
+class OutOfRoom(DflashError):
+    """A request whose caches do not fit into memory.
+
+    can_wait: they would, once others are over.
+    """
+
+    def __init__(self, message: str, *, can_wait: bool = False) -> None:
+        super().__init__(message)
+        self.can_wait = can_wait
+
+
+class WorkerError(DflashError):
+    """The thread that owns the models cannot take a request."""
+
+
+class QueueFull(WorkerError):
+    """As many requests wait as may; try again later."""
+
+
+class WorkerStopped(WorkerError):
+    """The worker has ended, or is about to."""
 
 
 class CacheError(DflashError):

@@ -39,12 +39,14 @@ from .routes import Attempt, Route, choose_route
 class Answer:
     """A request that has begun: iterate it for events, as text comes.
 
-    generation: the decode loop, whose `stats` are live; route: how it is decoded, and why.
+    generation: the decode loop, whose `stats` are live; route: how it is decoded, and why; notes:
+    what was changed of the request, a line each.
     """
 
     engine: Engine
     generation: Generation
     route: Route
+    notes: tuple[str, ...] = ()
     _pieces: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Generator[Event, None, None]:

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         ForwardMismatch,
         ModelNotFound,
         OptionError,
+        OutOfRoom,
         OutputExists,
         PromptError,
+        QueueFull,
         RollbackError,
         RouteUnavailable,
         SlabError,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
         TensorError,
         UnsupportedCache,
         UnsupportedModel,
+        WorkerError,
+        WorkerStopped,
     )
     from .core.options import (
         GenerateOptions,
@@ -61,6 +65,15 @@ if TYPE_CHECKING:
     from .drafters.routes import (
         Route,
     )
+    from .drafters.worker.job import (
+        Job,
+        Started,
+    )
+    from .drafters.worker.worker import (
+        Worker,
+        WorkerOptions,
+        WorkerStatus,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -80,13 +93,16 @@ __all__ = [
     "Finished",
     "GenerateOptions",
     "GenerationStats",
+    "Job",
     "LoadOptions",
     "ModelNotFound",
     "OptionError",
+    "OutOfRoom",
     "OutputExists",
     "PrefillProgress",
     "ForwardMismatch",
     "PromptError",
+    "QueueFull",
     "Report",
     "Request",
     "RollbackError",
@@ -95,9 +111,15 @@ __all__ = [
     "SamplingOptions",
     "SlabError",
     "SlabWriteError",
+    "Started",
     "TensorError",
     "UnsupportedCache",
     "UnsupportedModel",
+    "Worker",
+    "WorkerError",
+    "WorkerOptions",
+    "WorkerStatus",
+    "WorkerStopped",
     "__version__",
     "load",
     "take_turns",
@@ -114,9 +136,11 @@ HOMES = {
         "ExternalMask",
         "ModelNotFound",
         "OptionError",
+        "OutOfRoom",
         "OutputExists",
         "ForwardMismatch",
         "PromptError",
+        "QueueFull",
         "RollbackError",
         "RouteUnavailable",
         "SlabError",
@@ -124,6 +148,8 @@ HOMES = {
         "TensorError",
         "UnsupportedCache",
         "UnsupportedModel",
+        "WorkerError",
+        "WorkerStopped",
     ),
     "core.options": (
         "GenerateOptions",
@@ -141,6 +167,8 @@ HOMES = {
     "drafters.engine": ("Answer", "Engine", "load", "take_turns"),
     "drafters.request": ("Completion", "Request"),
     "drafters.routes": ("Route",),
+    "drafters.worker.job": ("Job", "Started"),
+    "drafters.worker.worker": ("Worker", "WorkerOptions", "WorkerStatus"),
 }
 """Module -> the public names that it defines; a test holds them equal to `__all__`."""
 
