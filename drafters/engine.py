@@ -1,7 +1,7 @@
 """Requests over one loaded target and its drafters, one after another or side by side.
 
 No request affects another, but for what the gate has learned of the device, and the rows that a
-later request shares with the one begun before it. Any number of answers may be alive: each is at
+later request shares with those before it. Any number of answers may be alive: each is at
 rest between two events, and `take_turns` advances them by turns. Not for several threads.
 """
 
@@ -15,13 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from ..core.block import Block
-from ..core.cache.resume import Resume, best_mark
-from ..core.decode.chat import Chat, encode_text, render_chat
+from ..core.cache.bank import Bank
+from ..core.cache.place import takes_back_any_row
+from ..core.decode.boundaries import stable_positions
+from ..core.decode.chat import encode_text, render_chat
 from ..core.decode.drafter import Drafter, resolve_blocks
 from ..core.decode.gate import GateMemory, RoutePicker, make_picker
 from ..core.decode.loop import Generation
+from ..core.decode.marks import GRID_TOKENS, MarkPlan
 from ..core.decode.positions import beyond, beyond_drafters
+from ..core.decode.prompt_ids import check_prompt
 from ..core.decode.setup import Setup
+from ..core.device import on_cpu
 from ..core.errors import PromptError
 from ..core.exact.promise import Promise
 from ..core.options import GenerateOptions, LoadOptions, Speculation, parse_speculation
@@ -110,7 +115,7 @@ class Engine:
     """A target, its tokenizer and its drafters, in the order in which `auto` tries them.
 
     problems: why a drafter that was looked for is not there, by method (`dflash`, `mtp`).
-    loaded: the route that the drafters were loaded for.
+    loaded: the route that the drafters were loaded for; bank: rows of requests that are over.
     """
 
     target: Target
@@ -121,8 +126,8 @@ class Engine:
     promise: Promise = Promise()
     clock: Callable[[], float] = time.perf_counter
     loaded: Route | None = None
+    bank: Bank = field(default_factory=Bank)
     _measured: dict[tuple[tuple[str, int], ...], GateMemory] = field(default_factory=dict)
-    _last: Generation | None = None
 
     def start(self, request: Request | str) -> Answer:
         """Begin a request, or answer a text: iterate the answer for events.
@@ -133,20 +138,24 @@ class Engine:
         request = Request(request) if isinstance(request, str) else request
         route = self.route(request.speculation)
         options = request.options(self.prefill_step_size)
-        ids = self.encode(request)
+        ids = check_prompt(self.encode(request), self.target.config.vocab_size)
         chosen = [one for one in self.drafters if one.name in (route.route, route.reserve)]
         blocks = resolve_blocks(chosen, options, self.target.widest)
         first, reserve = [*chosen, None, None][:2]
+        marks = self._mark_plan(request, ids)
         setup = Setup(
             reserve=reserve,
             picker=self._picker(blocks, options),
-            resume=self._shared_rows(ids, set(blocks)) if request.reuse else None,
-            reusable=True,
+            resume=self.bank.resume(ids, set(blocks)) if marks and request.reuse else None,
+            marks=marks,
+            on_over=self._keep_rows if marks is not None else None,
             clock=self.clock,
         )
         detokenizer = self.tokenizer.detokenizer
-        self._last = Generation(self.target, ids, detokenizer, first, options, setup)
-        return Answer(self, self._last, route)
+        generation = Generation(self.target, ids, detokenizer, first, options, setup)
+        if marks is not None:
+            self.bank.watch(generation)
+        return Answer(self, generation, route)
 
     def position_notes(self, prompt_tokens: int, tokens: int) -> list[str]:
         """What to say of a request with this many tokens; empty where all models were made for
@@ -181,10 +190,9 @@ class Engine:
 
     def encode(self, request: Request) -> list[int]:
         """The request's prompt as ids."""
-        if request.messages is not None:
-            return render_chat(
-                self.tokenizer, Chat(request.messages, request.tools, request.reasoning)
-            )
+        chat = request.chat
+        if chat is not None:
+            return render_chat(self.tokenizer, chat)
         if isinstance(request.prompt, str):
             return encode_text(self.tokenizer, request.prompt)
         return list(request.prompt or ())
@@ -195,22 +203,30 @@ class Engine:
         memory = self._measured.setdefault(key, GateMemory())
         return make_picker(blocks, options, self.clock, memory)
 
-    def _shared_rows(self, ids: Sequence[int], drafters: set[str]) -> Resume | None:
-        """What of the last request's rows begins this one.
+    def _mark_plan(self, request: Request, ids: Sequence[int]) -> MarkPlan | None:
+        """Where the request's rows are marked for later ones; None where none may share them.
 
-        Only of a request that is over, since its caches pass into other hands, and that ended
-        between two rounds, since an error in one leaves caches that nobody vouches for; only where
-        no drafter would have to start blind; and only where the target's rows are the same however
-        its prompt is cut, if they have to be.
+        On the CPU a prompt can be cut anywhere without a changed bit, but for layers that slide.
+        Elsewhere it is cut on a grid that all requests have in common: where ids are promised, on
+        that grid alone.
         """
-        last = self._last
-        if last is None or not (last.over and last.settled) or not self.target.can_share_rows:
+        if not self.target.can_share_rows:
             return None
-        rows = last.rows()
-        mark = best_mark(rows, ids)
-        if mark is None or not drafters <= {name for name, _ in mark.drafters}:
-            return None
-        return Resume(rows.cache, mark, rows.sessions)
+        chat = request.chat if request.reuse else None
+        stable = () if chat is None else stable_positions(self.tokenizer, chat, ids)
+        if on_cpu() and takes_back_any_row(self.target.make_cache(len(ids))):
+            return MarkPlan(stable)
+        exact = self.promise.asked or on_cpu()
+        if not request.reuse:  # its passes are nobody else's, so they need no grid
+            return None if exact else MarkPlan()
+        on_grid = exact or self.bank.limit_bytes is not None
+        return MarkPlan(stable, GRID_TOKENS if on_grid else None, on_grid=exact)
+
+    def _keep_rows(self, generation: Generation) -> None:
+        """Bank the rows of a request that is over, and that ended between two rounds: an error in
+        one leaves caches that nobody vouches for."""
+        if generation.settled:
+            self.bank.put(generation.leave_rows())
 
 
 def load(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.block import Block
+from ..core.decode.chat import Chat
 from ..core.errors import PromptError
 from ..core.exact.promise import Promise
 from ..core.options import GenerateOptions, Speculation
@@ -44,6 +45,13 @@ class Request:
             raise PromptError("a request has either a prompt or messages")
         if self.messages is None and (self.tools or self.reasoning is not None):
             raise PromptError("tools and reasoning go through a chat template: give messages")
+
+    @property
+    def chat(self) -> Chat | None:
+        """The chat to render; None for a prompt."""
+        if self.messages is None:
+            return None
+        return Chat(self.messages, self.tools, self.reasoning)
 
     def options(self, prefill_step_size: int) -> GenerateOptions:
         """As the decode loop takes them. Raises OptionError for values that no run could use."""

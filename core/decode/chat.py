@@ -52,12 +52,13 @@ class Chat:
     """A chat to be answered.
 
     tools: descriptions of functions, as OpenAI's interface takes them; reasoning: None leaves it to
-    the template, else one of REASONING_VALUES.
+    the template, else one of REASONING_VALUES; begins_answer: whether an answer's opening follows.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     reasoning: str | None = None
+    begins_answer: bool = True
 
 
 def render_chat(tokenizer: Any, chat: Chat) -> list[int]:
@@ -71,7 +72,7 @@ def render_chat(tokenizer: Any, chat: Chat) -> list[int]:
     # mlx-lm's wrapper would switch thinking on where the caller leaves it to the template.
     has_own = getattr(tokenizer, "_chat_template", None) is None
     inner = getattr(tokenizer, "_tokenizer", tokenizer) if has_own else tokenizer
-    return _apply(inner, messages, arguments)
+    return _apply(inner, messages, arguments, chat.begins_answer)
 
 
 def differs_from_mlx_lm(tokenizer: Any, chat: Chat) -> bool:
@@ -102,13 +103,20 @@ def _prepare(tokenizer: Any, chat: Chat) -> tuple[list[dict[str, Any]], dict[str
 
 
 def _apply(
-    tokenizer: Any, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    arguments: Mapping[str, Any],
+    begins_answer: bool = True,
 ) -> list[int]:
     from jinja2.exceptions import TemplateError
 
     try:
         ids: list[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **arguments
+            messages,
+            add_generation_prompt=begins_answer,
+            tokenize=True,
+            return_dict=False,
+            **arguments,
         )
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as exc:
         given = "".join(f", {name}={value!r}" for name, value in arguments.items())

@@ -53,7 +53,8 @@ class ContextFeed:
     def mark(self) -> object | None:
         """What the drafter needs to come back to the last row shown; None where it cannot."""
         self.catch_up()
-        return self.drafter.mark() if isinstance(self.drafter, RewindableDrafter) else None
+        drafter = self.drafter
+        return drafter.mark(lasting=True) if isinstance(drafter, RewindableDrafter) else None
 
     def observe(self, position: int, ids: mx.array, result: TargetPass, *, wait: bool) -> None:
         """Take the first len(ids) rows of a pass, which begin at `position`; lazy.

@@ -93,8 +93,9 @@ class DrawingDrafter(Drafter, Protocol):
 class RewindableDrafter(Drafter, Protocol):
     """A drafter whose context can be cut back; any other starts over, at the cost of acceptance."""
 
-    def mark(self) -> object:
-        """What `return_to` needs; good until the next reset."""
+    def mark(self, *, lasting: bool = False) -> object:
+        """What `return_to` needs; good until the next reset. lasting: however much is observed
+        since, and for copies of this drafter too; a mark that holds arrays has `arrays()`."""
 
     def return_to(self, mark: object) -> None:
         """Forget every row observed since the mark."""
@@ -106,6 +107,14 @@ class SharedDrafter(Drafter, Protocol):
 
     def session(self) -> Drafter:
         """The same drafter, with an empty context of its own."""
+
+
+@runtime_checkable
+class ForkingDrafter(SharedDrafter, Protocol):
+    """A drafter whose context can be copied, so that two generations go on from one place."""
+
+    def fork(self, mark: object) -> Drafter:
+        """The same drafter with a copy of its context, as it was at a lasting mark."""
 
 
 def session_of(drafter: Drafter) -> Drafter:

@@ -15,9 +15,8 @@ import mlx.core as mx
 
 from ..block import NO_BLOCK
 from ..cache.kinds import cache_arrays, validate_absolute_boundary
-from ..cache.resume import Mark, Rows, return_to, take_mark
+from ..cache.resume import Rows, return_to
 from ..device import on_cpu, start_on_gpu
-from ..errors import PromptError
 from ..options import GenerateOptions
 from ..stats import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from ..target.target import Target, TargetPass
@@ -29,8 +28,10 @@ from .emit import Detokenizer, Emitter, prime
 from .gate import PLAIN, make_picker
 from .history import History
 from .lookahead import Lookahead
+from .marks import Marks
 from .phases import PhaseTimer
 from .prefill_steps import PrefillSteps
+from .prompt_ids import check_prompt
 from .sampling import Proposal
 from .setup import Setup
 
@@ -83,7 +84,6 @@ class Generation:
         room = len(self.prompt_ids) + self.options.max_tokens
         self.cache: list[Any] = list(resume.cache) if resume else target.make_cache(room)
         self.position = resume.mark.position if resume else 0
-        self.marks: list[Mark] = []
         self.ahead = Lookahead(target, self.cache)
         wanted = not on_cpu() if setup.pipelined is None else setup.pipelined
         can = drafter is None and self.chooser.is_stateless and self.ahead.can_undo
@@ -93,7 +93,9 @@ class Generation:
         reserves = [setup.reserve] if setup.reserve else []
         drafters = [] if drafter is None else [drafter, *reserves]
         self.contexts = Contexts(drafters, resume.sessions if resume else None)
-        self._resume, self._reusable = resume, setup.reusable
+        self.marks = Marks(setup.marks, len(self.prompt_ids) - 1)
+        self.marks.carry(resume.marks if resume else (), self.contexts)
+        self._resume, self._on_over = resume, setup.on_over
         self.settled = False  # True between two rounds: caches are those of the emitted tokens
         self.over = False  # True once no further event can come
         self.blocks = resolve_blocks(drafters, self.options, target.widest)
@@ -129,6 +131,8 @@ class Generation:
             self.ahead.drop()
             self.stats.peak_memory_bytes = mx.get_peak_memory()
             self.over = True
+            if self._on_over is not None:
+                self._on_over(self)
 
     def prefill(self) -> Iterator[Event]:
         """Feed the prompt as mlx-lm does: the body in passes, then the last token alone.
@@ -140,36 +144,43 @@ class Generation:
         if self._resume is not None:
             return_to(self.cache, self._resume.mark)
         self.contexts.start(total, self._resume.mark if self._resume else None)
-        yield PrefillProgress(self.position, total)
+        yield self._at_rest(PrefillProgress(self.position, total))
         can_cut = on_cpu() and self.ahead.can_undo  # a ring's bits follow the passes
         steps = PrefillSteps(self.options.prefill_step_size, self._clock if can_cut else None)
         while self.position < total - 1:
-            count = steps.next(total - 1 - self.position)
+            self.settled = False
+            count = steps.next(self.marks.next(self.position) - self.position)
             self._feed_prompt(self.position + count)
             mx.eval(cache_arrays(self.cache), self.contexts.state())
             mx.clear_cache()
             steps.finish(count)
-            yield PrefillProgress(self.position, total)
+            self.marks.passed(self.position, self.cache, self.contexts)
+            yield self._at_rest(PrefillProgress(self.position, total))
+        self.settled = False
         result = self._feed_prompt(total)
         first = self._judge(result, mx.array(self.prompt_ids[-1:]), None, total - 1).tokens
         self.stats.ttft_sec = self._clock() - started
-        if self._reusable:
-            self.marks.append(self.mark())
+        self.marks.ended(total, self.cache, self.contexts)
         yield PrefillProgress(total, total)
         self.emitter.take(first)
         self.settled = True
         yield Chunk(self.emitter.drain(), tuple(first))
 
-    def mark(self) -> Mark:
-        """Where caches and drafters stand now, for a later request to go on from."""
-        return take_mark(self.cache, self.contexts.marks())
-
     def rows(self) -> Rows:
-        """The rows that this request left: what a later one may share."""
-        self.ahead.drop()
+        """The rows of this request as far as it came: what another may share."""
         tokens = self._tokens()[: self.position]
-        marks = (*self.marks, self.mark())
-        return Rows(tuple(tokens), self.cache, marks, self.contexts.sessions)
+        return Rows(tuple(tokens), self.cache, tuple(self.marks.taken), self.contexts.sessions)
+
+    def leave_rows(self) -> Rows:
+        """The rows that a request leaves when it is over, its last place marked."""
+        self.ahead.drop()
+        self.marks.ended(self.position, self.cache, self.contexts)
+        return self.rows()
+
+    def _at_rest(self, event: PrefillProgress) -> PrefillProgress:
+        """The event; caches and contexts are those of `position` tokens, and whole."""
+        self.settled = True
+        return event
 
     def draft(self, route: str) -> Proposal | None:
         """Draft ids (k,), still on the device; None where this round is a plain step."""
@@ -276,16 +287,3 @@ class Generation:
 
     def _tail(self, count: int) -> tuple[int, ...]:
         return tuple(self.emitter.token_ids[-count:])
-
-
-def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> list[int]:
-    """The prompt as a list; PromptError where it is empty or has an id outside the vocabulary."""
-    ids = [int(token) for token in prompt_ids]
-    if not ids:
-        raise PromptError("the prompt has no tokens; give some text to continue")
-    outside = [token for token in ids if not 0 <= token < vocab_size]
-    if outside:
-        raise PromptError(
-            f"prompt id {outside[0]} is outside the target's vocabulary of {vocab_size}"
-        )
-    return ids

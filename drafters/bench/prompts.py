@@ -13,8 +13,8 @@ from typing import Any
 
 from ...core.bench.types import BenchPrompt
 from ...core.decode.chat import Chat, encode_text, render_chat
-from ...core.decode.loop import check_prompt
 from ...core.decode.messages import plain_messages
+from ...core.decode.prompt_ids import check_prompt
 from ...core.errors import OptionError, PromptError
 from ...core.json_values import are_whole, parse_object, read_json
 from ..bundled.paths import PROMPTS_FILE

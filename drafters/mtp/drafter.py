@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...core.block import Block, StoredBlock, resolve_chain
+from ...core.cache.kinds import compact_cache, fork_cache
 from ...core.checkpoint.mlx_models import model_module
 from ...core.decode.choose import Draws
 from ...core.decode.drafter import TargetRows
@@ -112,6 +113,16 @@ class HeadCache:
         """Forget the last `count` rows."""
         self._rows.trim(count)
 
+    def fork(self) -> HeadCache:
+        """The same rows in buffers of their own."""
+        made = HeadCache(self.start)
+        (made._rows,) = fork_cache([self._rows])
+        return made
+
+    def compact(self) -> None:
+        """Keep no memory but that of the rows held."""
+        compact_cache([self._rows])
+
     def arrays(self) -> list[mx.array]:
         """The buffers, where there are any yet."""
         return [array for array in (self._rows.keys, self._rows.values) if array is not None]
@@ -125,6 +136,10 @@ class HeadMark:
     rows: int
     pending: mx.array | None
     anchor_fed: bool
+
+    def arrays(self) -> list[mx.array]:
+        """All that the mark keeps alive."""
+        return [] if self.pending is None else [self.pending]
 
 
 class MtpDrafter:
@@ -218,9 +233,13 @@ class MtpDrafter:
         self._anchor_fed = False
         self._position += source.shape[1]
 
-    def mark(self) -> HeadMark:
-        """Rows held, and the hidden row that waits for its token."""
-        return HeadMark(self._position, self._cache.rows, self._pending, self._anchor_fed)
+    def mark(self, *, lasting: bool = False) -> HeadMark:
+        """Rows held, and the hidden row that waits for its token; lasting: not as a part of the
+        rows around it."""
+        pending = self._pending
+        if lasting and pending is not None:
+            pending = mx.contiguous(pending)
+        return HeadMark(self._position, self._cache.rows, pending, self._anchor_fed)
 
     def return_to(self, mark: object) -> None:
         """Drop the rows fed since."""
@@ -232,6 +251,14 @@ class MtpDrafter:
         self._cache.trim(self._cache.rows - mark.rows)
         self._position, self._pending = mark.position, mark.pending
         self._anchor_fed = mark.anchor_fed
+
+    def fork(self, mark: object) -> Self:
+        """The same weights, with a copy of the context at the mark."""
+        made = copy.copy(self)
+        made._cache = self._cache.fork()
+        made.return_to(mark)
+        made._cache.compact()
+        return made
 
     def draft(self, anchor: mx.array, count: int) -> mx.array:
         """A chain of `count` steps; the first is fed the pending hidden row and the anchor."""
