@@ -13,6 +13,7 @@ DflashError                 caught once, by the command: message on stderr, exit
 ├── RouteUnavailable        an explicit --speculation value that cannot run
 ├── OutputExists            a file of someone else's stands where one would be written
 ├── PromptError             nothing to decode, or a text that cannot be encoded
+│   └── PromptTooLong       more tokens than the target has positions
 ├── ForwardMismatch         the suite's forward differs from mlx-lm's own
 ├── DeviceError             the GPU, its driver or its compiler failed, or lacks what a kernel needs
 ├── ExactUnavailable        no way was found here to make a row independent of the others
@@ -79,6 +80,20 @@ class OutputExists(DflashError):
 
 class PromptError(DflashError):
     """Nothing to decode, or a text that cannot be encoded."""
+
+
+class PromptTooLong(PromptError):
+    """More tokens than the target has positions.
+
+    tokens: of the prompt; positions: of the target.
+    """
+
+    def __init__(self, tokens: int, positions: int) -> None:
+        super().__init__(
+            f"prompt is too long: {tokens} tokens > {positions} maximum; this target's maximum "
+            f"context length is {positions} tokens, please reduce the length of the messages"
+        )
+        self.tokens, self.positions = tokens, positions
 
 
 class ForwardMismatch(DflashError):

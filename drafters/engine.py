@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from ..core.block import Block
@@ -23,7 +23,7 @@ from ..core.decode.drafter import Drafter, resolve_blocks
 from ..core.decode.gate import GateMemory, RoutePicker, make_picker
 from ..core.decode.loop import Generation
 from ..core.decode.marks import GRID_TOKENS, MarkPlan
-from ..core.decode.positions import beyond, beyond_drafters
+from ..core.decode.positions import beyond, beyond_drafters, tokens_within
 from ..core.decode.prompt_ids import check_prompt
 from ..core.decode.setup import Setup
 from ..core.device import on_cpu
@@ -33,6 +33,7 @@ from ..core.options import GenerateOptions, LoadOptions, Speculation, parse_spec
 from ..core.report import SILENT, Report
 from ..core.stats import Chunk, Event
 from ..core.target.target import Target
+from .admission import Admission, Asked
 from .load_keywords import LoadKeywords
 from .methods.table import method_of, methods_for
 from .pair import Pair, load_pair
@@ -127,22 +128,32 @@ class Engine:
     clock: Callable[[], float] = time.perf_counter
     loaded: Route | None = None
     bank: Bank = field(default_factory=Bank)
+    admission: Admission = field(init=False)
     _measured: dict[tuple[tuple[str, int], ...], GateMemory] = field(default_factory=dict)
 
-    def start(self, request: Request | str) -> Answer:
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.target)
+
+    def start(self, request: Request | str, *, within_positions: bool = False) -> Answer:
         """Begin a request, or answer a text: iterate the answer for events.
 
-        Raises RouteUnavailable where an explicit `dflash` or `mtp` has no drafter, PromptError for
-        a prompt that cannot be encoded, OptionError for options that the drafter cannot do.
+        within_positions: no more tokens than the target was made for; a note says where that is
+        fewer than were asked for. Raises RouteUnavailable where an explicit `dflash` or `mtp` has
+        no drafter, PromptError for a prompt that cannot be encoded, OptionError for options that
+        the drafter cannot do, OutOfRoom where the caches do not fit into memory.
         """
         request = Request(request) if isinstance(request, str) else request
         route = self.route(request.speculation)
-        options = request.options(self.prefill_step_size)
         ids = check_prompt(self.encode(request), self.target.config.vocab_size)
+        request, notes = self._cut_tokens(request, len(ids)) if within_positions else (request, ())
+        options = request.options(self.prefill_step_size)
         chosen = [one for one in self.drafters if one.name in (route.route, route.reserve)]
         blocks = resolve_blocks(chosen, options, self.target.widest)
         first, reserve = [*chosen, None, None][:2]
         marks = self._mark_plan(request, ids)
+        tokens = len(ids) + options.max_tokens
+        count = len(marks.cuts(len(ids))) + 2 if marks else 0
+        needed = self.admission.require_room(Asked(tokens, count, tuple(chosen)), self.bank)
         setup = Setup(
             reserve=reserve,
             picker=self._picker(blocks, options),
@@ -153,9 +164,19 @@ class Engine:
         )
         detokenizer = self.tokenizer.detokenizer
         generation = Generation(self.target, ids, detokenizer, first, options, setup)
+        self.admission.begin(generation, needed)
         if marks is not None:
             self.bank.watch(generation)
-        return Answer(self, generation, route)
+        return Answer(self, generation, route, notes)
+
+    def keep_prefixes(self, limit_bytes: int | None = None) -> None:
+        """Keep rows of past requests, up to so many bytes; None: a quarter of what is free now.
+
+        Raises OptionError for a number of bytes that cannot be.
+        """
+        admission = self.admission
+        checked = admission.default_limit() if limit_bytes is None else limit_bytes
+        self.bank = Bank(admission.check_limit(checked))
 
     def position_notes(self, prompt_tokens: int, tokens: int) -> list[str]:
         """What to say of a request with this many tokens; empty where all models were made for
@@ -196,6 +217,18 @@ class Engine:
         if isinstance(request.prompt, str):
             return encode_text(self.tokenizer, request.prompt)
         return list(request.prompt or ())
+
+    def _cut_tokens(self, request: Request, prompt_tokens: int) -> tuple[Request, tuple[str, ...]]:
+        """The request with no more tokens than the target has positions for, and a note of it."""
+        most = tokens_within(self.target, prompt_tokens, request.max_tokens)
+        if most == request.max_tokens:
+            return request, ()
+        positions = prompt_tokens + most
+        note = (
+            f"max_tokens is {most:,} in place of {request.max_tokens:,}: the target has "
+            f"{positions:,} positions, and the prompt takes {prompt_tokens:,}"
+        )
+        return replace(request, max_tokens=most), (note,)
 
     def _picker(self, blocks: Mapping[str, Block], options: GenerateOptions) -> RoutePicker:
         """A request's own, which begins with what earlier ones have measured of these blocks."""

@@ -143,7 +143,7 @@ class Generation:
         total = len(self.prompt_ids)
         if self._resume is not None:
             return_to(self.cache, self._resume.mark)
-        self.contexts.start(total, self._resume.mark if self._resume else None)
+        self.contexts.start(self.marks.ends, self._resume.mark if self._resume else None)
         yield self._at_rest(PrefillProgress(self.position, total))
         can_cut = on_cpu() and self.ahead.can_undo  # a ring's bits follow the passes
         steps = PrefillSteps(self.options.prefill_step_size, self._clock if can_cut else None)
@@ -275,7 +275,7 @@ class Generation:
     def _feed_prompt(self, end: int) -> TargetPass:
         ids = mx.array(self.prompt_ids[self.position : end])
         result = self.target.forward_with_taps(
-            ids[None], self.cache, self.contexts.taps_wanted(end)
+            ids[None], self.cache, self.contexts.taps_wanted(self.position, end)
         )
         self.contexts.observe(self.position, ids, result, active=None)
         self.position = end

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import PromptTooLong
+
 
 def beyond(target: Any, prompt_tokens: int, tokens: int) -> str | None:
     """What to say of a request whose tokens are more than the target's positions; None where
@@ -16,6 +18,19 @@ def beyond(target: Any, prompt_tokens: int, tokens: int) -> str | None:
         f"{prompt_tokens:,} prompt tokens and {tokens:,} more are beyond the {most:,} positions "
         f"that {target.config.file} states; the text goes astray there"
     )
+
+
+def tokens_within(target: Any, prompt_tokens: int, tokens: int) -> int:
+    """`tokens`, or as many as the target has positions for behind the prompt.
+
+    Raises PromptTooLong where there is none.
+    """
+    most = target.config.max_positions
+    if most is None:
+        return tokens
+    if prompt_tokens >= most:
+        raise PromptTooLong(prompt_tokens, most)
+    return min(tokens, int(most) - prompt_tokens)
 
 
 def beyond_drafters(drafters: Sequence[Any], prompt_tokens: int, tokens: int) -> list[str]:

@@ -21,6 +21,7 @@ SCRIPTS = {
     "slab_torture": "slabs under kill -9, full disks and flipped bits",
     "request_lines": "2,000 generated lines of requests: each answered, memory flat",
     "schedules": "200 random schedules of interleaved requests against the same requests alone",
+    "prefixes": "a long conversation's second turn against a cold run; 500 turns in a full bank",
     "bench_aa": "equal arms and a planted slowdown, on the real clock",
     "gate_measure": "what the gate costs and saves; measures and judges nothing",
 }
