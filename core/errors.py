@@ -15,8 +15,11 @@ DflashError                 caught once, by the command: message on stderr, exit
 ├── PromptError             nothing to decode, or a text that cannot be encoded
 │   └── PromptTooLong       more tokens than the target has positions
 ├── ForwardMismatch         the suite's forward differs from mlx-lm's own
+├── LogitsNotFinite         the target computes no numbers
+├── DraftError              a drafter that broke the protocol
 ├── DeviceError             the GPU, its driver or its compiler failed, or lacks what a kernel needs
 ├── ExactUnavailable        no way was found here to make a row independent of the others
+├── WrongThread             models used by a thread or a process that did not load them
 ├── OutOfRoom               a request whose caches do not fit into memory
 ├── WorkerError             the thread that owns the models cannot take a request
 │   ├── QueueFull           as many wait as may
@@ -100,12 +103,24 @@ class ForwardMismatch(DflashError):
     """The suite's forward differs from mlx-lm's own."""
 
 
+class LogitsNotFinite(DflashError):
+    """The target computes NaN or infinity: damaged weights, or a dtype that is too narrow."""
+
+
+class DraftError(DflashError):
+    """A drafter broke the protocol: what it proposed is no vector of ids."""
+
+
 class DeviceError(DflashError):
     """The GPU, its driver or its compiler failed, or lacks what one of our kernels needs."""
 
 
 class ExactUnavailable(DflashError):
     """No way was found here to make a row independent of the other rows of its pass."""
+
+
+class WrongThread(DflashError):
+    """Models used by a thread or a process that did not load them."""
 
 
 class OutOfRoom(DflashError):

@@ -2,7 +2,7 @@
 
 No request affects another, but for what the gate has learned of the device, and the rows that a
 later request shares with those before it. Any number of answers may be alive: each is at
-rest between two events, and `take_turns` advances them by turns. Not for several threads.
+rest between two events, and `take_turns` advances them by turns. One thread owns an engine.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ..core.device import on_cpu
 from ..core.errors import PromptError
 from ..core.exact.promise import Promise
 from ..core.options import GenerateOptions, LoadOptions, Speculation, parse_speculation
+from ..core.owner import Owned, Owner
 from ..core.report import SILENT, Report
 from ..core.stats import Chunk, Event
 from ..core.target.target import Target
@@ -56,7 +57,11 @@ class Answer:
     _pieces: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Generator[Event, None, None]:
-        """Events from the first to the last; leaving early keeps what was decoded until then."""
+        """Events from the first to the last; leaving early keeps what was decoded until then.
+        WrongThread for any thread but the engine's."""
+        return Owned(self.generation.owner, self._events())
+
+    def _events(self) -> Generator[Event, None, None]:
         with closing(iter(self.generation)) as events:
             for event in events:
                 if isinstance(event, Chunk):
@@ -128,6 +133,7 @@ class Engine:
     clock: Callable[[], float] = time.perf_counter
     loaded: Route | None = None
     bank: Bank = field(default_factory=Bank)
+    owner: Owner = field(default_factory=Owner)
     admission: Admission = field(init=False)
     _measured: dict[tuple[tuple[str, int], ...], GateMemory] = field(default_factory=dict)
 
@@ -142,6 +148,7 @@ class Engine:
         no drafter, PromptError for a prompt that cannot be encoded, OptionError for options that
         the drafter cannot do, OutOfRoom where the caches do not fit into memory.
         """
+        self.owner.require()
         request = Request(request) if isinstance(request, str) else request
         route = self.route(request.speculation)
         ids = check_prompt(self.encode(request), self.target.config.vocab_size)
@@ -174,6 +181,7 @@ class Engine:
 
         Raises OptionError for a number of bytes that cannot be.
         """
+        self.owner.require()
         admission = self.admission
         checked = admission.default_limit() if limit_bytes is None else limit_bytes
         self.bank = Bank(admission.check_limit(checked))
@@ -220,15 +228,8 @@ class Engine:
 
     def _cut_tokens(self, request: Request, prompt_tokens: int) -> tuple[Request, tuple[str, ...]]:
         """The request with no more tokens than the target has positions for, and a note of it."""
-        most = tokens_within(self.target, prompt_tokens, request.max_tokens)
-        if most == request.max_tokens:
-            return request, ()
-        positions = prompt_tokens + most
-        note = (
-            f"max_tokens is {most:,} in place of {request.max_tokens:,}: the target has "
-            f"{positions:,} positions, and the prompt takes {prompt_tokens:,}"
-        )
-        return replace(request, max_tokens=most), (note,)
+        most, note = tokens_within(self.target, prompt_tokens, request.max_tokens)
+        return (replace(request, max_tokens=most), (note,)) if note else (request, ())
 
     def _picker(self, blocks: Mapping[str, Block], options: GenerateOptions) -> RoutePicker:
         """A request's own, which begins with what earlier ones have measured of these blocks."""

@@ -20,17 +20,22 @@ def beyond(target: Any, prompt_tokens: int, tokens: int) -> str | None:
     )
 
 
-def tokens_within(target: Any, prompt_tokens: int, tokens: int) -> int:
-    """`tokens`, or as many as the target has positions for behind the prompt.
+def tokens_within(target: Any, prompt_tokens: int, tokens: int) -> tuple[int, str]:
+    """(`tokens`, or as many as the target has positions for behind the prompt; what to say of
+    that, empty where all are left).
 
     Raises PromptTooLong where there is none.
     """
     most = target.config.max_positions
-    if most is None:
-        return tokens
+    if most is None or prompt_tokens + tokens <= most:
+        return tokens, ""
     if prompt_tokens >= most:
         raise PromptTooLong(prompt_tokens, most)
-    return min(tokens, int(most) - prompt_tokens)
+    left = int(most) - prompt_tokens
+    return left, (
+        f"max_tokens is {left:,} in place of {tokens:,}: the target has {most:,} positions, and "
+        f"the prompt takes {prompt_tokens:,}"
+    )
 
 
 def beyond_drafters(drafters: Sequence[Any], prompt_tokens: int, tokens: int) -> list[str]:
