@@ -20,6 +20,7 @@ import mlx.nn as nn
 from ..errors import CheckpointError, ConfigError, TensorError
 from .mlx_models import model_module
 from .packings import FLOAT_MODES
+from .param_types import require_types
 from .rope_modules import fit_ropes
 from .safetensors_headers import shorten
 from .target_config import TargetConfig
@@ -118,6 +119,7 @@ def fill(skeleton: Skeleton) -> None:
         skeleton.model.load_weights(list(skeleton.weights.items()), strict=True)
     except Exception as exc:  # as above
         raise _unlike(skeleton.config, exc) from exc
+    require_types(skeleton.model, skeleton.config.path)
 
 
 def _effective(config: TargetConfig) -> dict[str, Any]:
