@@ -8,22 +8,21 @@ really reads, or is refused; nothing is passed in the hope that it helps.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from ..errors import OptionError, PromptError
+from .control_tokens import encode_marked, mark_messages, special_tokens
 from .messages import plain_messages
+from .template_bounds import require_bounded, template_tree
 
 SWITCHES: dict[str, bool] = {"on": True, "off": False}
 EFFORTS = ("low", "medium", "high", "xhigh")
 REASONING_VALUES = (*SWITCHES, *EFFORTS)
 SWITCH_VARIABLE = "enable_thinking"
 EFFORT_VARIABLES = ("reasoning_effort", "reasoning_strength")
-GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
-"""A tag of transformers' own, which jinja2 alone cannot parse."""
 
 
 def require_encodable(text: str, what: str) -> None:
@@ -109,23 +108,48 @@ def _apply(
     arguments: Mapping[str, Any],
     begins_answer: bool = True,
 ) -> list[int]:
-    from jinja2.exceptions import TemplateError
-
     try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=begins_answer,
-            tokenize=True,
-            return_dict=False,
-            **arguments,
-        )
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as exc:
+        ids: list[int] = _rendered(tokenizer, messages, arguments, begins_answer)
+    except PromptError:
+        raise
+    except Exception as exc:  # a template raises of every kind
         given = "".join(f", {name}={value!r}" for name, value in arguments.items())
         raise PromptError(
             f"the tokenizer's chat template refuses this chat ({len(messages)} messages{given}): "
-            f"{exc}"
+            f"{str(exc) or type(exc).__name__}"
         ) from exc
     return ids
+
+
+def _rendered(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    arguments: Mapping[str, Any],
+    begins_answer: bool,
+) -> list[int]:
+    """Ids of the rendered chat, in which special tokens of users and tools are text."""
+    given = {"add_generation_prompt": begins_answer, **arguments}
+    template = _template_for(tokenizer, bool(arguments.get("tools")))
+    if template is not None:
+        known = getattr(tokenizer, "special_tokens_map", {})
+        require_bounded(template, {**known, **given, "messages": messages})
+    specials = special_tokens(tokenizer)
+    marked = mark_messages(messages, specials)
+    if marked is None:
+        ids: list[int] = tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=False, **given
+        )
+        return ids
+    text = tokenizer.apply_chat_template(marked, tokenize=False, **given)
+    return encode_marked(text, specials, tokenizer.encode)
+
+
+def _template_for(tokenizer: Any, has_tools: bool) -> str | None:
+    """The template's text; None where it is not one of jinja's."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        template = (template.get("tool_use") if has_tools else None) or template.get("default")
+    return template if isinstance(template, str) else None
 
 
 def parse_reasoning(text: str) -> str:
@@ -182,11 +206,10 @@ def _variables(template: str) -> frozenset[str]:
 
 def parse_template(template: str) -> Any:
     """The syntax tree of a chat template; PromptError where it is not a jinja template."""
-    from jinja2 import Environment, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
 
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        return environment.parse(GENERATION_TAG.sub("", template))
+        return template_tree(template)
     except TemplateSyntaxError as exc:
         raise PromptError(
             f"the tokenizer's chat template is not a jinja template: {exc}; fetch it again, or use "
