@@ -130,3 +130,22 @@ class ExternalMask(CacheError):
 
 class RollbackError(CacheError):
     """A count, tape or offset that does not fit; nothing was changed."""
+
+
+def described(exc: BaseException, names: int = 10) -> str:
+    """Another library's exception in a message of ours: its class, and what it says, on one line.
+
+    Of the names that it lists one a line, at most `names` stay. It may say nothing at all, and it
+    may repeat a whole file.
+    """
+    lines = [line.strip().rstrip(",.") for line in str(exc).splitlines() if line.strip()]
+    if not lines:
+        return type(exc).__name__
+    rest = len(lines) - 1 - names
+    said = f"{lines[0]} {', '.join(lines[1 : names + 1])}".strip()
+    said = f"{said[:LONGEST_DESCRIBED]}..." if len(said) > LONGEST_DESCRIBED else said
+    return f"{type(exc).__name__}: {said}" + (f" and {rest} more" if rest > 0 else "")
+
+
+LONGEST_DESCRIBED = 1000
+"""Characters of another library's message that one of ours repeats."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import ModelNotFound
+from ..errors import ModelNotFound, described
 from .target_config import refuse_gguf
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
@@ -48,8 +48,7 @@ def _download(repository: str) -> Path:
             )
         )
     except Exception as exc:  # the client's errors, its HTTP library's (two of them), the disk's
-        reason = " ".join(str(exc).split())
         raise ModelNotFound(
-            f"hub id {repository} could not be fetched ({type(exc).__name__}: {reason}); check the "
+            f"hub id {repository} could not be fetched ({described(exc)}); check the "
             "name and the network and try again (what arrived whole is kept), or give a directory"
         ) from exc

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import ModelNotFound, TensorError
+from ..errors import ModelNotFound, TensorError, described
 from ..json_values import are_whole, parse_json
 from .listing import list_files
 
@@ -96,7 +96,7 @@ def _indexed(directory: Path) -> set[str]:
             shards |= {str(name) for name in names}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
             raise TensorError(
-                f"{index} is not an index ({type(exc).__name__}: {exc}), expected an object with "
+                f"{index} is not an index ({described(exc)}), expected an object with "
                 "'weight_map'; fetch it again, or remove it where one file holds all weights"
             ) from exc
     return shards
@@ -218,9 +218,3 @@ def listing(lines: list[str], limit: int = 10) -> str:
     """At most `limit` entries, then how many more there are."""
     rest = len(lines) - limit
     return ", ".join(lines[:limit]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def shorten(message: str, limit: int = 10) -> str:
-    """A library's message with at most `limit` of the names that it lists one a line."""
-    head, *names = [line.strip().rstrip(",.") for line in message.splitlines() if line.strip()]
-    return head if not names else f"{head} {listing(names, limit)}"

@@ -19,7 +19,7 @@ from transformers import __version__ as transformers_version
 from ..checkpoint.target_config import TargetConfig
 from ..checkpoint.tokenizer_files import UNREAD_TEMPLATES, find_template, require_tokenizer
 from ..decode.detokenize import StreamingText
-from ..errors import CheckpointError
+from ..errors import CheckpointError, described
 from ..json_values import read_json
 
 PROBES = (
@@ -74,7 +74,7 @@ def _load(config: TargetConfig, required: bool) -> tuple[Any, str | None]:
     try:
         return load(config.path, eos_token_ids=sorted(config.eos_ids)), None
     except Exception as exc:  # a bad file makes transformers raise of every kind
-        reason = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
+        reason = described(exc)
         if required or not _reads_config(config.path):
             raise CheckpointError(
                 f"{config.path}: the tokenizer could not be loaded ({reason}); fetch them again"

@@ -145,6 +145,16 @@ def tensors(say: Words, target: TargetSubject) -> CheckResult:
 
 
 @check(
+    "target.forward",
+    "settings with which a pass can be put together, by mlx-lm and by the suite alike",
+    "correct the setting in config.json, or fetch it again",
+)
+def forward(say: Words, target: TargetSubject) -> CheckResult:
+    """The loader's own passes, put together and not computed: no weight is read."""
+    return say.passed(f"{len(target.traced.backbone.layers)} layers, every shape fits")
+
+
+@check(
     "target.tied",
     "an lm_head where embeddings are not tied, none where they are",
     "set tie_word_embeddings to what the model was trained with",
@@ -229,6 +239,6 @@ def memory(say: Words, target: TargetSubject) -> CheckResult:
 
 
 TARGET_CHECKS: tuple[Check[TargetSubject], ...] = (
-    kind, config, rope, geometry, tokenizer, files, headers, index, quantization, tensors, tied,
-    eos, template, memory,
+    kind, config, rope, geometry, tokenizer, files, headers, index, quantization, tensors, forward,
+    tied, eos, template, memory,
 )  # fmt: skip

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.checkpoint.bounds import check_bounds
 from ...core.checkpoint.safetensors_headers import TensorInfo, read_header, weight_files
 from ...core.checkpoint.target_config import TargetConfig
 from ...core.errors import DrafterMismatch, ModelNotFound, TensorError, UnsupportedModel
-from ...core.json_values import Fields, read_json
+from ...core.json_values import Fields, checked, read_json
 
 PREFIXES = ("mtp.", "language_model.mtp.", "model.mtp.", "model.language_model.mtp.")
 SIDE_FILES = (
@@ -82,7 +83,10 @@ def open_folder(directory: Path, target: TargetConfig) -> MtpSource:
     file = directory / "config.json"
     raw = read_json(file)
     text = raw.get("text_config") or raw
-    fields = Fields(file, (("", text),))
+    label = "" if text is raw else "text_config."
+    checked("object", f"{file}: 'text_config'", text)
+    check_bounds(file, {label: text})
+    fields = Fields(file, ((label, text),))
     for key, expected in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
         found = fields.integer(key)
         if found != expected:
