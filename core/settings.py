@@ -17,6 +17,7 @@ from typing import Any
 
 from .errors import ConfigError
 from .json_values import EXPECTED, Kind, checked, wrong_value
+from .regular_files import read_text
 
 APPLICATION = "dflash"
 FILE_NAME = "dflash.toml"
@@ -89,7 +90,7 @@ def read_settings(directory: Path | None = None) -> dict[str, Setting]:
 
 def _from_file(file: Path) -> dict[str, Setting]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_text(file, "utf-8-sig")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as exc:

@@ -76,8 +76,7 @@ def load_target(
         raise
     except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
         raise _not_loaded(config, exc) from exc
-    eos_ids = config.eos_ids.union(opened.wrapper.eos_token_ids)
-    target = put_behind_forward(model, replace(config, eos_ids=eos_ids))
+    target = put_behind_forward(model, replace(config, eos_ids=opened.eos_ids(config)))
     check_forward(target)
     arrays: Any = tree_flatten(model.parameters())
     paged = wired_limit().note(sum(array.nbytes for _, array in arrays))
@@ -122,9 +121,7 @@ def load_lazily(config: TargetConfig) -> Any:
 
 
 def _not_loaded(config: TargetConfig, exc: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{config.path} could not be loaded by mlx-lm: {described(exc)}"
-    )
+    return CheckpointError(f"{config.path} could not be loaded by mlx-lm: {described(exc)}")
 
 
 def _classes_without_unread(config: TargetConfig) -> tuple[Any, Any]:

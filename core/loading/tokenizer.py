@@ -20,7 +20,7 @@ from ..checkpoint.target_config import TargetConfig
 from ..checkpoint.tokenizer_files import UNREAD_TEMPLATES, find_template, require_tokenizer
 from ..decode.detokenize import StreamingText
 from ..errors import CheckpointError, described
-from ..json_values import read_json
+from ..json_values import is_whole, read_json
 
 PROBES = (
     "x  two   three\tfour \n five\r\n\r\n    six\n",
@@ -43,6 +43,18 @@ class OpenedTokenizer:
 
     wrapper: Any
     notes: tuple[str, ...] = ()
+
+    @property
+    def template(self) -> str | None:
+        """The chat template that prompts are rendered by; None where there is none."""
+        stated = self.wrapper.chat_template
+        stated = stated.get("default") if isinstance(stated, dict) else stated
+        return stated if isinstance(stated, str) and stated else None
+
+    def eos_ids(self, config: TargetConfig) -> frozenset[int]:
+        """The ids at which decoding stops: those of config.json, generation_config.json and the
+        tokenizer; of published chat models no single file lists them all."""
+        return config.eos_ids.union(filter(is_whole, self.wrapper.eos_token_ids))
 
 
 def open_tokenizer(config: TargetConfig) -> OpenedTokenizer:

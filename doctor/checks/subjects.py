@@ -128,7 +128,6 @@ class TargetSubject(Checkpoint):
         bones.fill(self.quantized)
         return self.quantized
 
-
     @once
     def traced(self) -> Target:
         """The same behind the suite's forward, every pass of the loader's check put together, none

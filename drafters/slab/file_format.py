@@ -44,6 +44,7 @@ from ...core.checkpoint.weight_source import CHUNK_BYTES, ByteProgress, SourceFi
 from ...core.errors import SlabError, TensorError
 from ...core.json_values import parse_object
 from ...core.options import QuantizeOptions
+from ...core.regular_files import open_regular
 
 FORMAT_VERSION = "1"
 ALIGNMENT_BYTES = 4096
@@ -171,7 +172,7 @@ class Slab:
 
 def open_slab(path: Path) -> Slab:
     """Open a slab and check its header. Raises SlabError, or OSError where it cannot be read."""
-    stream = path.open("rb", buffering=0)
+    stream = open_regular(path)
     try:
         return Slab(path, stream, _checked_header(path, stream))
     except TensorError as exc:

@@ -1,4 +1,4 @@
-"""Checkpoints with one field of a JSON file deleted, retyped or perturbed, and what becomes of them.
+"""Checkpoints with one field deleted, retyped or perturbed, and what becomes of them.
 
 A mutation is a function of its number alone, so a run repeats. The weights are those of a sound
 checkpoint, shared by all of its mutations through links.
@@ -11,40 +11,28 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from dflash_suite.core.errors import DflashError
-from dflash_suite.core.options import LoadOptions, Speculation
-from dflash_suite.drafters.engine import Request, from_pair
+from dflash_suite.core.options import LoadOptions
+from dflash_suite.doctor.diagnose import diagnose
+from dflash_suite.drafters.engine import from_pair
 from dflash_suite.drafters.pair import load_pair
-from tests.kit.doctor_pairs import SOUND, edit_json, save_pair
-from tests.kit.families import CONFIGS, save_family
-from tests.kit.tiny import COMMON, HYBRID
-from tests.kit.tiny_drafter import raw_drafter, save_drafter
-from tests.kit.tiny_mtp import head_tensors, prefixed
+from dflash_suite.drafters.request import Request
+from tests.kit.doctor_pairs import SOUND
+from tests.kit.mutation_subjects import SUBJECTS, Subject
 
 Place = tuple[str | int, ...]
 """Keys and indices down to one value of a JSON file."""
+SECONDS = 20
+"""A mutation takes a tenth of one."""
 MANY_DIGITS = "@many digits@"
 """Stands for a number that Python would not write."""
-USUAL: dict[str, Any] = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 1,
-    "dtype": "float32",
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "mlp_bias": False,
-    "pad_token_id": None,
-    "use_cache": True,
-    "transformers_version": "5.8.0",
-}
-"""What published files have besides what decides the arithmetic."""
 WRONG: tuple[Any, ...] = (
     None, True, False, "", "x", "7", 0, 1, -1, 2, 3, 7, 0.5, -0.5, 1e-9, 1e308, float("nan"),
     float("inf"), 10**5, 10**9, 2**31, 2**63, 10**400, MANY_DIGITS, [], [1], ["x"], {}, {"x": 1},
@@ -76,79 +64,6 @@ ADDED: tuple[tuple[str, Any], ...] = (
     ("mlx_lm_extra_tensors", {"mtp_file": "../mtp.safetensors"}),
 )
 """Keys that a file may have and this one does not."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A sound checkpoint, the files of it that are mutated, and the mode that needs them.
-
-    make: saves it into a directory; drafter: what is named as the drafter, below that directory.
-    """
-
-    name: str
-    speculation: Speculation
-    make: Callable[[Path], object]
-    files: tuple[str, ...] = ("config.json",)
-    drafter: str | None = None
-
-
-def _family(name: str) -> Callable[[Path], object]:
-    def make(directory: Path) -> object:
-        save_family(directory, name)
-        raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        text = raw.get("text_config", raw)
-        text.update({key: value for key, value in USUAL.items() if key not in text})
-        return (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-
-    return make
-
-
-def _pair(directory: Path) -> None:
-    """A hybrid target with a head in its files and a DFlash2 drafter beside it."""
-    save_pair(directory)
-    edit_json(directory / "generation_config.json", {"eos_token_id": [0, 2], "top_k": 20})
-    raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    raw["text_config"] |= {**USUAL, "mtp_num_hidden_layers": 1}
-    (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-
-
-def _drafter(**changes: Any) -> Callable[[Path], object]:
-    def make(directory: Path) -> None:
-        save_pair(directory)
-        shutil.rmtree(directory / "drafter")
-        raw = raw_drafter(**changes)
-        save_drafter(directory / "drafter", {**USUAL, **raw})
-
-    return make
-
-
-def _head(directory: Path) -> None:
-    """A hybrid target without a head, and the head in a folder of its own."""
-    save_pair(directory)
-    (directory / "mtp.safetensors").unlink()
-    shutil.rmtree(directory / "drafter")
-    folder = directory / "head"
-    folder.mkdir()
-    text = {**COMMON, **copy.deepcopy(HYBRID)}
-    edit_json(folder / "config.json", {"model_type": "qwen3_5_mtp", "text_config": text})
-    tensors = prefixed(head_tensors(hf=False))
-    mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
-
-
-YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0,
-    "original_max_position_embeddings": 512,
-}  # fmt: skip
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-SUBJECTS: tuple[Subject, ...] = (
-    *(Subject(name, "none", _family(name)) for name in CONFIGS),
-    Subject("tokenizer", "none", _pair, (*TOKENIZER_FILES, "generation_config.json")),
-    Subject("pair", "auto", _pair),
-    Subject("dflash", "dflash", _drafter(kind="dflash"), ("drafter/config.json",)),
-    Subject("dflash2", "dflash", _drafter(), ("drafter/config.json",)),
-    Subject("yarn", "dflash", _drafter(rope_parameters=YARN), ("drafter/config.json",)),
-    Subject("head", "mtp", _head, ("head/config.json",), "head"),
-)
 
 
 @dataclass(frozen=True)
@@ -184,11 +99,7 @@ class Mutations:
         directory = self.root / f"{subject.name}-{number}"
         shutil.copytree(sound, directory, copy_function=_link)
         name = chance.choice(subject.files)
-        value = json.loads((directory / name).read_text(encoding="utf-8"))
-        change = _mutate(value, chance)
-        text = json.dumps(value).replace(f'"{MANY_DIGITS}"', "9" * 5000)
-        (directory / name).unlink()
-        (directory / name).write_text(text, encoding="utf-8")
+        change = (_replace if chance.random() < 0.05 else _edit)(directory / name, chance)
         return Mutation(subject, directory, f"{name} {change}")
 
     def sound(self, subject: Subject) -> Path:
@@ -199,17 +110,38 @@ class Mutations:
         return self._saved[subject.name]
 
 
+@dataclass(frozen=True)
+class Verdicts:
+    """The route that the doctor shows, and the one by which generate answers; None: an error.
+
+    said: generate's error, or how long its answer is.
+    """
+
+    promised: str | None
+    taken: str | None
+    said: str
+
+    @property
+    def agree(self) -> bool:
+        """Whether the doctor was right."""
+        return self.promised == self.taken
+
+
+def judge(mutation: Mutation) -> Verdicts:
+    """Ask both. Raises TimeoutError after SECONDS, and what they raise that is no DflashError."""
+    with at_most(SECONDS):
+        return Verdicts(promised(mutation), *taken(mutation))
+
+
 def promised(mutation: Mutation) -> str | None:
     """The route that the doctor shows for the subject's mode, None where there is none."""
-    from dflash_suite.doctor.diagnose import diagnose
-
     diagnosis = diagnose(str(mutation.directory), mutation.drafter, SOUND)
     routes = {route.requested: route.route for route in diagnosis.routes}
     return routes[mutation.subject.speculation]
 
 
 def taken(mutation: Mutation) -> tuple[str | None, str]:
-    """(the route by which generate answers, None where it ends with an error; that error)."""
+    """(the route by which generate answers, None where it ends with an error; what it said)."""
     loading = LoadOptions(
         model=str(mutation.directory),
         drafter=mutation.drafter,
@@ -225,11 +157,61 @@ def taken(mutation: Mutation) -> tuple[str | None, str]:
     return pair.route.route, f"{len(answer.token_ids)} tokens"
 
 
-def _link(source: str, target: str) -> object:
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """TimeoutError for what hangs in Python code of the main thread."""
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError(f"not done after {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _edit(file: Path, chance: random.Random) -> str:
+    """Change one value of a JSON file, or of a weights file's header."""
+    data, rest = file.read_bytes(), b""
+    is_json = file.suffix == ".json"
+    if not is_json:
+        length = int.from_bytes(data[:8], "little")
+        data, rest = data[8 : 8 + length], data[8 + length :]
+    value = json.loads(data)
+    change = _mutate(value, chance)
+    text = json.dumps(value).replace(f'"{MANY_DIGITS}"', "9" * 5000).encode()
+    file.unlink()
+    file.write_bytes(text if is_json else len(text).to_bytes(8, "little") + text + rest)
+    return change
+
+
+def _replace(file: Path, chance: random.Random) -> str:
+    """Put something else in a file's place, or damage its bytes."""
+    data = file.read_bytes()
+    file.unlink()
+    kind = chance.choice(("directory", "pipe", "empty", "cut", "dangling", "damaged", "absent"))
+    place = chance.randrange(len(data))
+    if kind == "directory":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "dangling":
+        file.symlink_to("nowhere")
+    elif kind != "absent":
+        damaged = data[:place] + bytes([data[place] ^ 0x15]) + data[place + 1 :]
+        file.write_bytes({"empty": b"", "cut": data[:place], "damaged": damaged}[kind])
+    return f"{kind}, at {place}" if kind in ("cut", "damaged") else kind
+
+
+def _link(source: str, target: str) -> None:
     """Weights are shared, all else is copied."""
     if source.endswith(".safetensors"):
-        return os.link(source, target)
-    return shutil.copy(source, target)
+        os.link(source, target)
+    else:
+        shutil.copy(source, target)
 
 
 def _places(value: Any, before: Place = ()) -> Iterator[Place]:
@@ -251,8 +233,8 @@ def _mutate(value: Any, chance: random.Random) -> str:
         return f"{key} set to {added!r}"
     place = chance.choice(list(_places(value)))
     holder = value
-    for key in place[:-1]:
-        holder = holder[key]
+    for step in place[:-1]:
+        holder = holder[step]
     name, last = ".".join(map(str, place)), place[-1]
     kind = chance.choice(("delete", "retype", "retype", "perturb", "perturb"))
     if kind == "delete":
