@@ -15,6 +15,7 @@ DflashError                 caught once, by the command: message on stderr, exit
 ├── PromptError             nothing to decode, or a text that cannot be encoded
 ├── ForwardMismatch         the suite's forward differs from mlx-lm's own
 ├── DeviceError             the GPU, its driver or its compiler failed, or lacks what a kernel needs
+├── ResourceError           the operating system refused a file, a folder or memory
 ├── ExactUnavailable        no way was found here to make a row independent of the others
 ├── OutOfRoom               a request whose caches do not fit into memory
 ├── WorkerError             the thread that owns the models cannot take a request
@@ -27,6 +28,11 @@ DflashError                 caught once, by the command: message on stderr, exit
 """
 
 from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class DflashError(Exception):
@@ -89,6 +95,10 @@ class DeviceError(DflashError):
     """The GPU, its driver or its compiler failed, or lacks what one of our kernels needs."""
 
 
+class ResourceError(DflashError):
+    """The operating system refused a file, a folder or memory."""
+
+
 class ExactUnavailable(DflashError):
     """No way was found here to make a row independent of the other rows of its pass."""
 
@@ -130,6 +140,44 @@ class ExternalMask(CacheError):
 
 class RollbackError(CacheError):
     """A count, tape or offset that does not fit; nothing was changed."""
+
+
+@contextmanager
+def resource_errors() -> Iterator[None]:
+    """What the operating system refuses in here, as a ResourceError; a decorator too.
+
+    A reader of our output that went away is left to the command.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise refused(exc) from exc
+    except MemoryError as exc:
+        raise ResourceError(
+            f"there is not enough memory ({described(exc)}); take a smaller or quantized model, or "
+            "raise the limit of this process"
+        ) from exc
+
+
+def refused(exc: OSError) -> ResourceError:
+    """The error for what the operating system refused, with its name where it has one."""
+    said = " ".join((exc.strerror or described(exc)).split())
+    place = os.fsdecode(exc.filename) if isinstance(exc.filename, str | bytes) else None
+    hint = HINTS.get(exc.errno or 0, "check that it is there and can be used")
+    return ResourceError(f"{place}: {said}; {hint}" if place else f"{said}; {hint}")
+
+
+HINTS = {
+    errno.EACCES: "check its owner and its permissions",
+    errno.EPERM: "check its owner and its permissions",
+    errno.ENOSPC: "make room on that disk",
+    errno.EDQUOT: "make room on that disk",
+    errno.EROFS: "that disk takes no writes",
+    errno.EMFILE: "this process may open no more files (ulimit -n)",
+}
+"""errno -> what to do."""
 
 
 def described(exc: BaseException, names: int = 10) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..core.checkpoint.hub import resolve_directory
+from ..core.settings import user_path
 from .bundled import paths as bundled
 
 
@@ -19,7 +20,7 @@ def find_drafter(model: str | None, drafter: str | None) -> str | None:
         return drafter
     if model is None or model == bundled.TARGET:
         return bundled.DRAFTER
-    directory = Path(model).expanduser()
+    directory = user_path(model)
     if directory.resolve() == bundled.ROOT / "target":
         return bundled.DRAFTER
     beside = directory / "drafter"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checkpoint.weight_source import read_source
-from ..core.errors import SlabError
+from ..core.errors import SlabError, resource_errors
 from ..core.options import GenerateOptions, QuantizeOptions
 from ..core.report import Report
 from .dflash.config import DrafterConfig, read_drafter_config
@@ -76,6 +76,7 @@ class SlabCheck:
         return {"tensors": [entry.to_dict() for entry in self.tensors], "agreement": agreement}
 
 
+@resource_errors()
 def quantize_drafter(
     reference: str,
     options: QuantizeOptions,
@@ -89,7 +90,7 @@ def quantize_drafter(
     quantized already.
 
     reference: directory, hub id or bundled:NAME; out: a directory that becomes a drafter of its
-    own. Raises ModelNotFound, ConfigError, TensorError, SlabError or OutputExists.
+    own. Raises ModelNotFound, ConfigError, TensorError, SlabError, OutputExists or ResourceError.
     """
     config = read_drafter_config(locate(reference))
     source = read_source(config.path)

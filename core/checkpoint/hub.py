@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import ModelNotFound, described
+from ..settings import user_path
 from .target_config import refuse_gguf
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
@@ -23,7 +24,7 @@ def resolve_directory(reference: str) -> Path:
 
 def local_directory(reference: str) -> Path | None:
     """The directory that a reference names, None for a hub id; ModelNotFound for anything else."""
-    path = Path(reference).expanduser()
+    path = user_path(reference)
     if path.is_dir():
         return path
     refuse_gguf(path)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...core.checkpoint.listing import list_files
 from ...core.checkpoint.weight_source import content_hash, read_source
-from ...core.errors import DflashError, SlabError
+from ...core.errors import DflashError, SlabError, resource_errors
 from .file_format import Slab, open_slab
 from .store import SUFFIX, TEMPORARY, slab_directory, sweep
 
@@ -49,6 +49,7 @@ class SlabEntry:
         }
 
 
+@resource_errors()
 def list_slabs(checkpoint: Path | None = None, *, verify: bool = False) -> list[SlabEntry]:
     """The slabs in the user's cache directory, and those beside `checkpoint`.
 
@@ -61,6 +62,7 @@ def list_slabs(checkpoint: Path | None = None, *, verify: bool = False) -> list[
     return [entry for path in files if (entry := _inspect(path, verify)) is not None]
 
 
+@resource_errors()
 def prune_slabs(entries: list[SlabEntry]) -> list[SlabEntry]:
     """Remove what is stale, orphaned, damaged or left over; returns what was removed."""
     removed = []
