@@ -13,10 +13,14 @@ DflashError                 caught once, by the command: message on stderr, exit
 ├── RouteUnavailable        an explicit --speculation value that cannot run
 ├── OutputExists            a file of someone else's stands where one would be written
 ├── PromptError             nothing to decode, or a text that cannot be encoded
+│   └── PromptTooLong       more tokens than the target has positions
 ├── ForwardMismatch         the suite's forward differs from mlx-lm's own
+├── LogitsNotFinite         the target computes no numbers
+├── DraftError              a drafter that broke the protocol
 ├── DeviceError             the GPU, its driver or its compiler failed, or lacks what a kernel needs
 ├── ResourceError           the operating system refused a file, a folder or memory
 ├── ExactUnavailable        no way was found here to make a row independent of the others
+├── WrongThread             models used by a thread or a process that did not load them
 ├── OutOfRoom               a request whose caches do not fit into memory
 ├── WorkerError             the thread that owns the models cannot take a request
 │   ├── QueueFull           as many wait as may
@@ -87,8 +91,30 @@ class PromptError(DflashError):
     """Nothing to decode, or a text that cannot be encoded."""
 
 
+class PromptTooLong(PromptError):
+    """More tokens than the target has positions.
+
+    tokens: of the prompt; positions: of the target.
+    """
+
+    def __init__(self, tokens: int, positions: int) -> None:
+        super().__init__(
+            f"prompt is too long: {tokens} tokens > {positions} maximum; this target's maximum "
+            f"context length is {positions} tokens, please reduce the length of the messages"
+        )
+        self.tokens, self.positions = tokens, positions
+
+
 class ForwardMismatch(DflashError):
     """The suite's forward differs from mlx-lm's own."""
+
+
+class LogitsNotFinite(DflashError):
+    """The target computes NaN or infinity: damaged weights, or a dtype that is too narrow."""
+
+
+class DraftError(DflashError):
+    """A drafter broke the protocol: what it proposed is no vector of ids."""
 
 
 class DeviceError(DflashError):
@@ -101,6 +127,10 @@ class ResourceError(DflashError):
 
 class ExactUnavailable(DflashError):
     """No way was found here to make a row independent of the other rows of its pass."""
+
+
+class WrongThread(DflashError):
+    """Models used by a thread or a process that did not load them."""
 
 
 class OutOfRoom(DflashError):

@@ -2,7 +2,7 @@
 
 No request affects another, but for what the gate has learned of the device, and the rows that a
 later request shares with those before it. Any number of answers may be alive: each is at
-rest between two events, and `take_turns` advances them by turns. Not for several threads.
+rest between two events, and `take_turns` advances them by turns. One thread owns an engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from ..core.block import Block
@@ -23,16 +23,18 @@ from ..core.decode.drafter import Drafter, resolve_blocks
 from ..core.decode.gate import GateMemory, RoutePicker, make_picker
 from ..core.decode.loop import Generation
 from ..core.decode.marks import GRID_TOKENS, MarkPlan
-from ..core.decode.positions import beyond, beyond_drafters
+from ..core.decode.positions import beyond, beyond_drafters, tokens_within
 from ..core.decode.prompt_ids import check_prompt
 from ..core.decode.setup import Setup
 from ..core.device import on_cpu
 from ..core.errors import PromptError
 from ..core.exact.promise import Promise
 from ..core.options import GenerateOptions, LoadOptions, Speculation, parse_speculation
+from ..core.owner import Owned, Owner
 from ..core.report import SILENT, Report
 from ..core.stats import Chunk, Event
 from ..core.target.target import Target
+from .admission import Admission, Asked
 from .load_keywords import LoadKeywords
 from .methods.table import method_of, methods_for
 from .pair import Pair, load_pair
@@ -55,7 +57,11 @@ class Answer:
     _pieces: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Generator[Event, None, None]:
-        """Events from the first to the last; leaving early keeps what was decoded until then."""
+        """Events from the first to the last; leaving early keeps what was decoded until then.
+        WrongThread for any thread but the engine's."""
+        return Owned(self.generation.owner, self._events())
+
+    def _events(self) -> Generator[Event, None, None]:
         with closing(iter(self.generation)) as events:
             for event in events:
                 if isinstance(event, Chunk):
@@ -127,22 +133,34 @@ class Engine:
     clock: Callable[[], float] = time.perf_counter
     loaded: Route | None = None
     bank: Bank = field(default_factory=Bank)
+    owner: Owner = field(default_factory=Owner)
+    admission: Admission = field(init=False)
     _measured: dict[tuple[tuple[str, int], ...], GateMemory] = field(default_factory=dict)
 
-    def start(self, request: Request | str) -> Answer:
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.target)
+
+    def start(self, request: Request | str, *, within_positions: bool = False) -> Answer:
         """Begin a request, or answer a text: iterate the answer for events.
 
-        Raises RouteUnavailable where an explicit `dflash` or `mtp` has no drafter, PromptError for
-        a prompt that cannot be encoded, OptionError for options that the drafter cannot do.
+        within_positions: no more tokens than the target was made for; a note says where that is
+        fewer than were asked for. Raises RouteUnavailable where an explicit `dflash` or `mtp` has
+        no drafter, PromptError for a prompt that cannot be encoded, OptionError for options that
+        the drafter cannot do, OutOfRoom where the caches do not fit into memory.
         """
+        self.owner.require()
         request = Request(request) if isinstance(request, str) else request
         route = self.route(request.speculation)
-        options = request.options(self.prefill_step_size)
         ids = check_prompt(self.encode(request), self.target.config.vocab_size)
+        request, notes = self._cut_tokens(request, len(ids)) if within_positions else (request, ())
+        options = request.options(self.prefill_step_size)
         chosen = [one for one in self.drafters if one.name in (route.route, route.reserve)]
         blocks = resolve_blocks(chosen, options, self.target.widest)
         first, reserve = [*chosen, None, None][:2]
         marks = self._mark_plan(request, ids)
+        tokens = len(ids) + options.max_tokens
+        count = len(marks.cuts(len(ids))) + 2 if marks else 0
+        needed = self.admission.require_room(Asked(tokens, count, tuple(chosen)), self.bank)
         setup = Setup(
             reserve=reserve,
             picker=self._picker(blocks, options),
@@ -153,9 +171,20 @@ class Engine:
         )
         detokenizer = self.tokenizer.detokenizer
         generation = Generation(self.target, ids, detokenizer, first, options, setup)
+        self.admission.begin(generation, needed)
         if marks is not None:
             self.bank.watch(generation)
-        return Answer(self, generation, route)
+        return Answer(self, generation, route, notes)
+
+    def keep_prefixes(self, limit_bytes: int | None = None) -> None:
+        """Keep rows of past requests, up to so many bytes; None: a quarter of what is free now.
+
+        Raises OptionError for a number of bytes that cannot be.
+        """
+        self.owner.require()
+        admission = self.admission
+        checked = admission.default_limit() if limit_bytes is None else limit_bytes
+        self.bank = Bank(admission.check_limit(checked))
 
     def position_notes(self, prompt_tokens: int, tokens: int) -> list[str]:
         """What to say of a request with this many tokens; empty where all models were made for
@@ -196,6 +225,11 @@ class Engine:
         if isinstance(request.prompt, str):
             return encode_text(self.tokenizer, request.prompt)
         return list(request.prompt or ())
+
+    def _cut_tokens(self, request: Request, prompt_tokens: int) -> tuple[Request, tuple[str, ...]]:
+        """The request with no more tokens than the target has positions for, and a note of it."""
+        most, note = tokens_within(self.target, prompt_tokens, request.max_tokens)
+        return (replace(request, max_tokens=most), (note,)) if note else (request, ())
 
     def _picker(self, blocks: Mapping[str, Block], options: GenerateOptions) -> RoutePicker:
         """A request's own, which begins with what earlier ones have measured of these blocks."""

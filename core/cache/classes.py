@@ -38,7 +38,7 @@ def held_arrays(held: LayerHeld) -> list[mx.array]:
         return []
     if isinstance(held, RingRows):
         return _there([held.keys, held.values])
-    return list(held.arrays) if isinstance(held, Cut) else list(held)
+    return _there(held.arrays if isinstance(held, Cut) else held)
 
 
 class CacheClass:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..errors import OptionError, PromptError
@@ -168,14 +169,15 @@ def template_variables(tokenizer: Any) -> frozenset[str]:
     """Names that the template takes from its caller; none where it is not a jinja template."""
     template = getattr(tokenizer, "chat_template", None)
     texts = list(template.values()) if isinstance(template, dict) else [template]
+    return frozenset().union(*(_variables(text) for text in texts if isinstance(text, str)))
+
+
+@lru_cache(maxsize=16)
+def _variables(template: str) -> frozenset[str]:
+    """Of one template, which every prompt of a chat asks for."""
     from jinja2 import meta
 
-    found = (
-        meta.find_undeclared_variables(parse_template(text))
-        for text in texts
-        if isinstance(text, str)
-    )
-    return frozenset().union(*found)
+    return frozenset(meta.find_undeclared_variables(parse_template(template)))
 
 
 def parse_template(template: str) -> Any:

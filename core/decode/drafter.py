@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import mlx.core as mx
 
 from ..block import Block, limit_block
+from ..errors import DraftError
 from ..options import GenerateOptions
 from .choose import Draws
 from .sampling import Proposal
@@ -115,6 +116,21 @@ class ForkingDrafter(SharedDrafter, Protocol):
 
     def fork(self, mark: object) -> Drafter:
         """The same drafter with a copy of its context, as it was at a lasting mark."""
+
+
+def check_proposal(name: str, proposal: Proposal, count: int) -> Proposal:
+    """The proposal; DraftError unless its ids are a vector of at most `count` integers.
+
+    Nothing is read from the device: what is read of other types would be taken for ids.
+    """
+    ids = proposal.ids
+    is_vector = isinstance(ids, mx.array) and ids.ndim == 1 and 1 <= ids.shape[0] <= count
+    if is_vector and mx.issubdtype(ids.dtype, mx.integer):
+        return proposal
+    found = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, mx.array) else repr(ids)
+    raise DraftError(
+        f"drafter {name} proposed {found}, expected a vector of 1 to {count} integer ids"
+    )
 
 
 def session_of(drafter: Drafter) -> Drafter:

@@ -18,13 +18,15 @@ from ..cache.kinds import cache_arrays, validate_absolute_boundary
 from ..cache.resume import Rows, return_to
 from ..device import on_cpu, start_on_gpu
 from ..options import GenerateOptions
+from ..owner import Owned, Owner
 from ..stats import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from ..target.target import Target, TargetPass
 from ..wired_limit import wired_limit
 from .choose import Chooser
 from .contexts import Contexts
-from .drafter import Drafter, DrawingDrafter, resolve_blocks
+from .drafter import Drafter, DrawingDrafter, check_proposal, resolve_blocks
 from .emit import Detokenizer, Emitter, prime
+from .finite import require_finite
 from .gate import PLAIN, make_picker
 from .history import History
 from .lookahead import Lookahead
@@ -67,6 +69,7 @@ class Generation:
     ) -> None:
         setup = setup or Setup()
         resume = setup.resume
+        self.owner = Owner()
         self.target = target
         self.options = options or GenerateOptions()
         self.prompt_ids = check_prompt(prompt_ids, target.config.vocab_size)
@@ -104,7 +107,10 @@ class Generation:
         self._last_route = self.picker.route
 
     def __iter__(self) -> Generator[Event, None, None]:
-        """The whole request, first to last event."""
+        """The whole request, first to last event; WrongThread for any thread but its own."""
+        return Owned(self.owner, self._events())
+
+    def _events(self) -> Generator[Event, None, None]:
         with self._alive():
             yield from self.prefill()
             started = self._clock()
@@ -118,7 +124,8 @@ class Generation:
                 self.picker.finish(accept_length, len(verified.drafts))
                 self.stats.decode_sec = self._clock() - started
                 self.settled = True
-                yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
+                ids = tuple(self.emitter.token_ids[-accept_length:])
+                yield Chunk(self.emitter.drain(), ids, accepted)
         yield Finished(self.emitter.reason)
 
     @contextmanager
@@ -143,7 +150,7 @@ class Generation:
         total = len(self.prompt_ids)
         if self._resume is not None:
             return_to(self.cache, self._resume.mark)
-        self.contexts.start(total, self._resume.mark if self._resume else None)
+        self.contexts.start(self.marks.ends, self._resume.mark if self._resume else None)
         yield self._at_rest(PrefillProgress(self.position, total))
         can_cut = on_cpu() and self.ahead.can_undo  # a ring's bits follow the passes
         steps = PrefillSteps(self.options.prefill_step_size, self._clock if can_cut else None)
@@ -194,6 +201,7 @@ class Generation:
             proposal = drafter.propose(self._anchor(), count, draws)
         else:  # certain drafts: right for greedy decoding, and lossless for sampling too
             proposal = Proposal(drafter.draft(self._anchor(), count))
+        check_proposal(route, proposal, count)
         start_on_gpu([proposal.ids])
         self.phases.mark("draft", [proposal.ids])
         return proposal
@@ -205,7 +213,9 @@ class Generation:
             step = self.ahead.step(self._anchor(), more=self.emitter.remaining > 1)
             self.stats.target_passes += 1
             self.phases.mark("verify", [step.choices])
-            return Verified(step.row_ids, step.result, [], step.fetch()[0])
+            tokens = step.fetch()[0]
+            require_finite(self.target, step.row_ids, step.result, tokens)
+            return Verified(step.row_ids, step.result, [], tokens)
         row_ids = self._anchor()
         if proposal is not None:
             row_ids = self.target.block_ids(row_ids, proposal.ids)
@@ -266,7 +276,9 @@ class Generation:
         drafted = [] if proposal is None else [proposal.ids]
         read = self.target.start_reading([*drafted, *judged.arrays()])()
         drafts = read.pop(0) if drafted else []
-        return Verified(row_ids, result, drafts, judged.tokens(drafts, read))
+        tokens = judged.tokens(drafts, read)
+        require_finite(self.target, row_ids, result, tokens)
+        return Verified(row_ids, result, drafts, tokens)
 
     def _tokens(self) -> list[int]:
         """The prompt and everything emitted."""
@@ -275,7 +287,7 @@ class Generation:
     def _feed_prompt(self, end: int) -> TargetPass:
         ids = mx.array(self.prompt_ids[self.position : end])
         result = self.target.forward_with_taps(
-            ids[None], self.cache, self.contexts.taps_wanted(end)
+            ids[None], self.cache, self.contexts.taps_wanted(self.position, end)
         )
         self.contexts.observe(self.position, ids, result, active=None)
         self.position = end
@@ -284,6 +296,3 @@ class Generation:
     def _anchor(self) -> mx.array:
         """(1,): the last emitted token, which is not in the cache yet."""
         return mx.array([self.emitter.token_ids[-1]])
-
-    def _tail(self, count: int) -> tuple[int, ...]:
-        return tuple(self.emitter.token_ids[-count:])

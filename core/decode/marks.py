@@ -81,6 +81,11 @@ class Marks:
         """Begin with the marks of an earlier request, whose rows this one goes on with."""
         self.taken = [for_drafters(mark, contexts.sessions) for mark in marks]
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Positions in the prompt that something is to go on from, its end the last."""
+        return (*(one for one in self._cuts if one <= self._end), self._end + 1)
+
     def next(self, position: int) -> int:
         """The furthest position that a pass from `position` may reach."""
         index = bisect_right(self._cuts, position)
@@ -100,8 +105,8 @@ class Marks:
             self._take(position, cache, contexts)
 
     def _take(self, position: int, cache: Sequence[Any], contexts: Contexts) -> None:
-        if any(one.position == position for one in self.taken):
+        if position == 0 or any(one.position == position for one in self.taken):
             return
-        mark = take_mark(cache, contexts.marks(), stable=self._plan.is_stable(position))
+        mark = take_mark(cache, contexts.marks(position), stable=self._plan.is_stable(position))
         if mark is not None:
             self.taken.append(mark)

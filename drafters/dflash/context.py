@@ -62,6 +62,11 @@ class ContextBuffer:
         """Rows that the buffer has memory for."""
         return int(self._keys.shape[2])
 
+    def bytes_for(self, tokens: int) -> int:
+        """Of the two buffers after so many tokens."""
+        rows = tokens if self._keep is None else min(tokens, self._keep)
+        return 2 * (rows + GROWTH_ROWS) * self.heads * self._head_dim * self._dtype.size
+
     def arrays(self) -> list[mx.array]:
         """The two buffers."""
         return [self._keys, self._values]

@@ -135,6 +135,10 @@ class DFlashDrafter:
         held = {i: b.rows for some, b in self._grouped() for i in some}
         return [held[index] for index in self._indices]
 
+    def context_bytes(self, tokens: int) -> int:
+        """Of the keys and values that its layers hold after so many tokens."""
+        return sum(buffer.bytes_for(tokens) for buffer in self._buffers)
+
     def session(self) -> Self:
         """The same weights, with an empty context of its own."""
         made = copy.copy(self)

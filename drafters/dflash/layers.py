@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from ...core.checkpoint.rope_modules import build_rope
 from ...core.decode.choose import Draws
-from ...core.decode.sampling import Proposal, draw
+from ...core.decode.sampling import Proposal, draw, tempered
 from ...core.device import on_cuda
 from ...core.errors import ConfigError, described
 from .config import DrafterConfig, SelectorConfig
@@ -220,10 +220,10 @@ class CandidateSelector(nn.Module):
                 hidden,
                 candidates,
                 anchor,
-                lambda scores: draw(mx.softmax(scores / temperature), draws.key()),
+                lambda scores: draw(tempered(scores, temperature), draws.key()),
             )
         )
-        probs = mx.stack([mx.softmax(scores / temperature) for _, scores in steps])
+        probs = mx.stack([tempered(scores, temperature) for _, scores in steps])
         return Proposal(mx.concatenate([ids for ids, _ in steps]), probs, candidates[0])
 
     def _candidates(self, logits: mx.array) -> tuple[mx.array, mx.array]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -17,7 +16,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...core.block import Block, StoredBlock, resolve_chain
-from ...core.cache.kinds import compact_cache, fork_cache
 from ...core.checkpoint.mlx_models import model_module
 from ...core.decode.choose import Draws
 from ...core.decode.drafter import TargetRows
@@ -25,6 +23,7 @@ from ...core.decode.sampling import Proposal, join_steps
 from ...core.errors import CacheError
 from ...core.options import GenerateOptions, MtpHidden
 from ...core.probe_store import ProbeKey
+from .context import HeadCache, HeadMark
 
 
 class SharedEnds(Protocol):
@@ -83,65 +82,6 @@ class MtpModel(nn.Module):
         return fused
 
 
-class HeadCache:
-    """The head's keys and values; row i belongs to absolute position `start` + i."""
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self._rows: Any = model_module("cache").KVCache()
-
-    @property
-    def rows(self) -> int:
-        """Rows held."""
-        return int(self._rows.offset)
-
-    @property
-    def offset(self) -> int:
-        """Absolute position of the next row, by which mlx-lm's attention turns RoPE."""
-        return self.start + self.rows
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append rows; returns all of them."""
-        fetched: tuple[mx.array, mx.array] = self._rows.update_and_fetch(keys, values)
-        return fetched
-
-    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
-        """Causal over the rows held, as mlx-lm makes it."""
-        return self._rows.make_mask(*args, **kwargs)
-
-    def trim(self, count: int) -> None:
-        """Forget the last `count` rows."""
-        self._rows.trim(count)
-
-    def fork(self) -> HeadCache:
-        """The same rows in buffers of their own."""
-        made = HeadCache(self.start)
-        (made._rows,) = fork_cache([self._rows])
-        return made
-
-    def compact(self) -> None:
-        """Keep no memory but that of the rows held."""
-        compact_cache([self._rows])
-
-    def arrays(self) -> list[mx.array]:
-        """The buffers, where there are any yet."""
-        return [array for array in (self._rows.keys, self._rows.values) if array is not None]
-
-
-@dataclass(frozen=True)
-class HeadMark:
-    """Where an MTP drafter stood: its position, its rows, the pending hidden row."""
-
-    position: int
-    rows: int
-    pending: mx.array | None
-    anchor_fed: bool
-
-    def arrays(self) -> list[mx.array]:
-        """All that the mark keeps alive."""
-        return [] if self.pending is None else [self.pending]
-
-
 class MtpDrafter:
     """One loaded head bound to one target, with the context of one sequence; `session` gives
     another context over the same weights.
@@ -197,6 +137,12 @@ class MtpDrafter:
     def position(self) -> int:
         """Absolute position of the next row to observe, which is the anchor's."""
         return self._position
+
+    def context_bytes(self, tokens: int) -> int:
+        """Of the head's keys and values after so many tokens."""
+        attention = self.model.layers[0].self_attn
+        row = int(attention.num_key_value_heads) * int(attention.head_dim)
+        return 2 * tokens * row * self._dtype.size
 
     def session(self) -> Self:
         """The same weights, with an empty context of its own."""

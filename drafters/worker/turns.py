@@ -48,7 +48,11 @@ class Turns:
         """Begin what can begin, and give the next job its turn."""
         self._begin()
         if self._running:
-            self._advance(self._running.popleft())
+            running = self._running.popleft()
+            if running.job.cancelled:
+                self._leave(running)
+            else:
+                self._advance(running)
 
     def end(self, error: BaseException | None = None) -> None:
         """End all: those on the way with what they decoded until now, or with `error`."""
@@ -69,7 +73,7 @@ class Turns:
                 self._waiting.popleft().finish()
                 continue
             try:
-                answer = self._engine.start(job.request)
+                answer = self._engine.start(job.request, within_positions=True)
             except OutOfRoom as exc:
                 if exc.can_wait and self._running:
                     return  # whoever is on the way will leave room
@@ -78,16 +82,14 @@ class Turns:
                 self._waiting.popleft().finish(error=exc)
             else:
                 self._waiting.popleft()
-                self._running.append(Running(job, answer, iter(answer)))
                 generation = answer.generation
                 ids, reused = tuple(generation.prompt_ids), generation.stats.reused_tokens
                 job.put(Started(answer.route, ids, reused, answer.notes))
+                # What it took from the bank is given back by an answer that has begun alone.
+                self._advance(Running(job, answer, iter(answer)))
 
     def _advance(self, running: Running) -> None:
         """One event of a job, which is at rest again afterwards."""
-        if running.job.cancelled:
-            self._leave(running)
-            return
         try:
             event = next(running.events, None)
         except Exception as exc:

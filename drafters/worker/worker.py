@@ -48,11 +48,14 @@ class Ask:
 class WorkerOptions:
     """How many requests one worker has at a time.
 
-    max_active: requests that are decoded by turns; max_queue: further ones that may wait.
+    max_active: requests that are decoded by turns; max_queue: further ones that may wait;
+    prefix_bytes: of past requests' rows that are kept for later ones, None: a quarter of what is
+    free after loading.
     """
 
     max_active: int = 4
     max_queue: int = 64
+    prefix_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_active < 1:
@@ -193,6 +196,7 @@ class Worker:
         """The thread, from its first breath to its last."""
         try:
             engine = self._make_engine()
+            engine.keep_prefixes(self.options.prefix_bytes)
         except BaseException as exc:
             self._failure = exc
             self._ready.set_exception(exc)

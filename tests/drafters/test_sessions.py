@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dflash_suite.core.cache.bank import Bank
 from dflash_suite.core.decode.drafter import Drafter, SharedDrafter, session_of
 from dflash_suite.core.sampling_options import SamplingOptions
 from dflash_suite.core.stats import Chunk, Event
@@ -22,6 +23,7 @@ from tests.kit.tiny_mtp import tiny_head
 
 SCHEDULES = 2
 """Of each kind of target; `long/schedules.py` runs 200."""
+BANK_BYTES = 400_000
 SLIDING: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window": 12,
@@ -80,8 +82,12 @@ class Alive:
 
 
 def run_schedule(engine: Engine, alone: Engine, seed: int, modes: Sequence[Any]) -> int:
-    """Begin, advance and leave answers in a random order; returns how often two were alive."""
+    """Begin, advance and leave answers in a random order; returns how often two were alive.
+
+    Every other schedule has a bank of prefixes, which soon is full.
+    """
     chance, waiting = random.Random(seed), requests(seed, modes)
+    engine.bank = Bank(BANK_BYTES if seed % 2 else None)
     alive: list[Alive] = []
     together = 0
     while waiting or alive:

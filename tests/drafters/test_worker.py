@@ -7,13 +7,20 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflash_suite.core.errors import ModelNotFound, OptionError, QueueFull, WorkerStopped
-from dflash_suite.core.errors import PromptError as BadPrompt
+from dflash_suite.core.errors import (
+    ModelNotFound,
+    OptionError,
+    PromptError,
+    PromptTooLong,
+    QueueFull,
+    WorkerStopped,
+)
 from dflash_suite.core.stats import Chunk, Finished
 from dflash_suite.drafters.engine import Engine
 from dflash_suite.drafters.request import Request
@@ -34,7 +41,14 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 
 def make_worker(directory: Path, **options: int) -> Worker:
-    return Worker(lambda: make_engine(directory, "hybrid"), WorkerOptions(**options))
+    return Worker(lambda: unbounded(make_engine(directory, "hybrid")), WorkerOptions(**options))
+
+
+def unbounded(engine: Engine) -> Engine:
+    """Its target states no positions, so that an answer can be endless."""
+    raw = {**engine.target.config.raw, "max_position_embeddings": None, "text_config": None}
+    engine.target.config = replace(engine.target.config, raw=raw)
+    return engine
 
 
 def endless(seed: int = 0) -> Request:
@@ -127,7 +141,7 @@ def test_leaving_the_events_early_ends_the_request(worker: Worker) -> None:
 
 def test_a_cancelled_prompt_is_left_between_two_passes(tmp_path: Path) -> None:
     def make() -> Engine:
-        made = make_engine(tmp_path, "hybrid")
+        made = unbounded(make_engine(tmp_path, "hybrid"))
         made.prefill_step_size = 1
         return made
 
@@ -173,9 +187,9 @@ def test_a_full_queue_refuses_and_empties(tmp_path: Path) -> None:
 def test_an_error_is_that_jobs_alone(worker: Worker) -> None:
     good = worker.submit(Request(prompt(9), max_tokens=8))
     bad = worker.submit(Request([10**6], max_tokens=8))
-    with pytest.raises(BadPrompt, match="vocabulary"):
+    with pytest.raises(PromptError, match="vocabulary"):
         list(bad)
-    with pytest.raises(BadPrompt):
+    with pytest.raises(PromptError):
         bad.completion()
     assert len(good.wait().token_ids) == 8
 
@@ -247,7 +261,7 @@ def test_a_worker_that_dies_leaves_nobody_waiting(tmp_path: Path) -> None:
         events = begun(running)
 
         def die(engine: Engine) -> None:
-            def start(request: object) -> None:
+            def start(request: object, **how: bool) -> None:
                 raise SystemExit("the end")
 
             engine.start = start  # type: ignore[method-assign,assignment]
@@ -266,3 +280,15 @@ def test_a_worker_that_dies_leaves_nobody_waiting(tmp_path: Path) -> None:
 def test_bad_counts_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         WorkerOptions(**options)
+
+
+def test_tokens_beyond_the_targets_positions_are_not_asked_for(tmp_path: Path) -> None:
+    with Worker(lambda: make_engine(tmp_path, "dense")) as worker:
+        job = worker.submit(Request(prompt(1000), max_tokens=500, speculation="none"))
+        started, *rest = job
+        assert isinstance(started, Started)
+        (note,) = started.notes
+        assert note.startswith("max_tokens is 24 in place of 500: the target has 1,024 positions")
+        assert rest and len(job.completion().token_ids) == 24
+        with pytest.raises(PromptTooLong, match="1024 tokens > 1024 maximum"):
+            worker.submit(Request(prompt(1024), max_tokens=1)).wait()
