@@ -35,8 +35,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class DflashError(Exception):
@@ -193,10 +196,15 @@ def resource_errors() -> Iterator[None]:
 
 def refused(exc: OSError) -> ResourceError:
     """The error for what the operating system refused, with its name where it has one."""
-    said = " ".join((exc.strerror or described(exc)).split())
     place = os.fsdecode(exc.filename) if isinstance(exc.filename, str | bytes) else None
-    hint = HINTS.get(exc.errno or 0, "check that it is there and can be used")
-    return ResourceError(f"{place}: {said}; {hint}" if place else f"{said}; {hint}")
+    said = why_refused(exc, "check that it is there and can be used")
+    return ResourceError(f"{place}: {said}" if place else said)
+
+
+def why_refused(exc: OSError, advice: str) -> str:
+    """What the operating system said, and what to do: `advice` where it has nothing better."""
+    said = " ".join((exc.strerror or described(exc)).split())
+    return f"{said}; {HINTS.get(exc.errno or 0, advice)}"
 
 
 HINTS = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, TypeVar
 
-from .errors import ConfigError, ModelNotFound, described
+from .errors import ConfigError, ModelNotFound, why_refused
 from .regular_files import read_text
 
 E = TypeVar("E", bound=Exception)
@@ -28,6 +28,7 @@ EXPECTED: dict[Kind, str] = {
     "texts": "a list of texts",
     "object": "an object",
 }
+AGAIN = "fetch it again"
 LONGEST_SHOWN = 400
 """Characters of a value that a message repeats."""
 
@@ -65,8 +66,10 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} does not exist: give the directory that holds config.json and the "
             "safetensors files, or a hub id"
         ) from None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read ({described(exc)}); fetch it again") from exc
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {why_refused(exc, AGAIN)}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path} cannot be read ({exc}); {AGAIN}") from exc
     return parse_object(text, str(path), ConfigError, "; fetch the file again or restore it")
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, why_refused
 from .json_values import EXPECTED, Kind, checked, wrong_value
 from .regular_files import read_text
 
@@ -95,7 +95,10 @@ def _from_file(file: Path) -> dict[str, Setting]:
         text = read_text(file, "utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, UnicodeDecodeError) as exc:
+    except OSError as exc:
+        said = why_refused(exc, "mend it, or take it away")
+        raise ConfigError(f"{file} cannot be read: {said}") from exc
+    except UnicodeDecodeError as exc:
         raise ConfigError(f"{file} cannot be read: {exc}") from exc
     import tomli  # only where there is a file: every command starts here
 

@@ -22,7 +22,7 @@ from .locate import locate
 from .pair import Pair
 from .slab.build import Plan
 from .slab.check import DraftAgreement, PackingError, compare_drafters, packing_errors
-from .slab.export import finish_export, prepare_export
+from .slab.export import whole_export
 from .slab.file_format import Slab
 from .slab.load import plan_drafter, slab_store
 from .slab.use import SlabStore
@@ -99,17 +99,19 @@ def quantize_drafter(
         return None
     config = with_biases(config, source.tensors)
     plan = plan_drafter(config, source, options)
-    places = None if out is None else [prepare_export(out, plan, force=force)]
-    store = slab_store(plan, report, places, force=force, verify=verify)
     started = time.perf_counter()
 
     def take(slab: Slab) -> int:
         slab.verify(report.bytes_of("checking the slab"))
         return slab.size_bytes
 
-    found = store.obtain(take)
-    if out is not None:
-        finish_export(out, plan)
+    if out is None:
+        store = slab_store(plan, report, force=force, verify=verify)
+        found = store.obtain(take)
+    else:
+        with whole_export(out, plan, force=force) as place:
+            store = slab_store(plan, report, [place], force=force, verify=verify)
+            found = store.obtain(take)
     elapsed_sec = time.perf_counter() - started
     return Quantized(
         config, store, found.path, found.built, found.value, elapsed_sec, peak_rss_bytes()

@@ -24,6 +24,8 @@ def resolve_directory(reference: str) -> Path:
 
 def local_directory(reference: str) -> Path | None:
     """The directory that a reference names, None for a hub id; ModelNotFound for anything else."""
+    if "\0" in reference:
+        raise ModelNotFound(f"{reference!r} is neither a directory nor a hub id")
     path = user_path(reference)
     if path.is_dir():
         return path

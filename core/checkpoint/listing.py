@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ..errors import CheckpointError, described
+from ..errors import CheckpointError, why_refused
 from ..regular_files import NOT_A_FILE
 
 
@@ -70,5 +70,6 @@ def _entries(directory: Path) -> Iterator[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as exc:
-        raise CheckpointError(f"{directory} cannot be read ({described(exc)})") from exc
+        said = why_refused(exc, "check that it can be read")
+        raise CheckpointError(f"{directory} cannot be read: {said}") from exc
     yield from (path for path in entries if not path.name.startswith("."))

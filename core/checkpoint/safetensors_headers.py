@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import ModelNotFound, TensorError, described
+from ..errors import ModelNotFound, TensorError, described, why_refused
 from ..json_values import are_whole, parse_json, shown
 from ..regular_files import open_regular, read_text
 from .listing import list_files, require_files
@@ -133,7 +133,7 @@ def read_header(file: Path) -> Header:
         with open_regular(file) as stream:
             block, size = read_header_block(stream, file)
     except OSError as exc:
-        raise TensorError(f"{file} cannot be read ({described(exc)}); fetch it again") from exc
+        raise TensorError(f"{file} cannot be read: {why_refused(exc, 'fetch it again')}") from exc
     return parse_header(file, block, size)
 
 

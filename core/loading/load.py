@@ -72,7 +72,7 @@ def load_target(
             _cast(model, dtype)
         check_experts(model, config)
         mx.eval(model.parameters())
-    except DflashError:
+    except (DflashError, MemoryError):
         raise
     except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
         raise _not_loaded(config, exc) from exc
@@ -94,7 +94,7 @@ def put_behind_forward(model: Any, config: TargetConfig) -> Target:
     try:
         backbone = make_backbone(model)
         backbone.require_rollback(config.file)
-    except DflashError:
+    except (DflashError, MemoryError):
         raise
     except Exception as exc:  # as above
         raise _not_loaded(config, exc) from exc
@@ -113,7 +113,7 @@ def load_lazily(config: TargetConfig) -> Any:
         with plain_name(config.path) as directory:
             model, _ = load_model(directory, lazy=True, **arguments)
         fit_ropes(model, config.repairs.ropes, config.max_positions)
-    except CheckpointError:
+    except (CheckpointError, MemoryError):
         raise
     except Exception as exc:  # as above
         raise _not_loaded(config, exc) from exc

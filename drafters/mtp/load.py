@@ -24,7 +24,8 @@ from ...core.checkpoint.weight_source import load_arrays
 from ...core.device import on_cpu
 from ...core.errors import ConfigError, DflashError, TensorError, UnsupportedModel, described
 from ...core.options import MtpHidden
-from .drafter import HeadCache, MtpDrafter, MtpModel
+from .context import HeadCache
+from .drafter import MtpDrafter, MtpModel
 from .find import MtpSource
 
 if TYPE_CHECKING:
