@@ -20,6 +20,7 @@ import mlx.nn as nn
 from ..errors import CheckpointError, ConfigError, TensorError, described
 from .mlx_models import model_module
 from .packings import FLOAT_MODES
+from .param_types import require_types
 from .rope_modules import fit_ropes
 from .target_config import TargetConfig
 
@@ -117,6 +118,7 @@ def fill(skeleton: Skeleton) -> None:
         skeleton.model.load_weights(list(skeleton.weights.items()), strict=True)
     except Exception as exc:  # as above
         raise _unlike(skeleton.config, exc) from exc
+    require_types(skeleton.model, skeleton.config.path)
 
 
 def _effective(config: TargetConfig) -> dict[str, Any]:

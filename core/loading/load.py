@@ -14,6 +14,7 @@ from mlx_lm.utils import load_model
 from ..checkpoint.hub import resolve_directory as resolve_directory
 from ..checkpoint.listing import plain_name
 from ..checkpoint.mlx_models import model_module
+from ..checkpoint.param_types import require_types
 from ..checkpoint.rope_modules import fit_ropes
 from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, weight_files
 from ..checkpoint.target_config import TargetConfig
@@ -67,6 +68,7 @@ def load_target(
     opened = open_tokenizer(config)
     read_headers(weight_files(config.path, TARGET_PATTERN))
     model = load_lazily(config)
+    require_types(model, config.path)
     try:
         if dtype is not None:
             _cast(model, dtype)

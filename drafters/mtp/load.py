@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 
 from ...core.checkpoint.config_repairs import read_ropes
 from ...core.checkpoint.packings import FLOAT_MODES, PACKED_BITS
+from ...core.checkpoint.param_types import require_types
 from ...core.checkpoint.rope_modules import fit_ropes
 from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.target_config import TargetConfig
@@ -102,6 +103,7 @@ def match_head(source: MtpSource, args: Any) -> tuple[MtpModel, dict[str, mx.arr
     model = MtpModel(args, moe)
     _quantize_like(model, arrays, source)
     _check_names(source, arrays, model)
+    require_types(model, source.where, arrays)
     return model, arrays
 
 
