@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..core.errors import DflashError, OptionError
+from ..core.errors import DflashError, OptionError, refused
 from .actions.exit_codes import CANCELLED_EXIT_CODE
 from .commands.bench import bench
 from .commands.doctor import doctor
@@ -50,10 +49,14 @@ class Group(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from exc
         except OSError as exc:
-            if exc.errno not in STDOUT_ERRORS:
-                raise
-            print_error(f"stdout cannot be written: {exc.strerror}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if stdout_fails():
+                print_error(f"stdout cannot be written: {exc.strerror}")
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            else:  # what no loader had a better word for
+                print_error(str(refused(exc)))
+            raise typer.Exit(1) from exc
+        except MemoryError as exc:
+            print_error("there is not enough memory; take a smaller or quantized model")
             raise typer.Exit(1) from exc
 
 
@@ -67,8 +70,14 @@ def asks_for_help(args: Sequence[str]) -> bool:
     return "--help" in options or "-h" in options
 
 
-STDOUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
-"""What a full or broken stdout says; a file of ours that cannot be written says SlabWriteError."""
+def stdout_fails() -> bool:
+    """Whether stdout is full or broken: what could not be written is then still in its buffer. Any
+    other file that cannot be written has the same error numbers."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def open_missing_streams() -> None:

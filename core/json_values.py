@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, TypeVar
 
-from .errors import ConfigError, ModelNotFound
+from .errors import ConfigError, ModelNotFound, why_refused
+from .regular_files import read_text
 
 E = TypeVar("E", bound=Exception)
 Kind = Literal["text", "whole", "number", "switch", "texts", "object"]
@@ -27,6 +28,7 @@ EXPECTED: dict[Kind, str] = {
     "texts": "a list of texts",
     "object": "an object",
 }
+AGAIN = "fetch it again"
 LONGEST_SHOWN = 400
 """Characters of a value that a message repeats."""
 
@@ -58,14 +60,16 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises ModelNotFound where there is no such file, ConfigError where it is not a JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise ModelNotFound(
             f"{path} does not exist: give the directory that holds config.json and the "
             "safetensors files, or a hub id"
         ) from None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {why_refused(exc, AGAIN)}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path} cannot be read ({exc}); {AGAIN}") from exc
     return parse_object(text, str(path), ConfigError, "; fetch the file again or restore it")
 
 

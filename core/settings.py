@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, why_refused
 from .json_values import EXPECTED, Kind, checked, wrong_value
+from .regular_files import read_text
 
 APPLICATION = "dflash"
 FILE_NAME = "dflash.toml"
 PREFIX = "DFLASH_"
+NOWHERE = Path(os.devnull)
+"""Stands for a home that nobody has: below a file nothing is there, and nothing can be made."""
 
 KINDS: dict[str, Kind] = {
     "model": "text",
@@ -82,17 +85,20 @@ def read_settings(directory: Path | None = None) -> dict[str, Setting]:
     directory: where the second dflash.toml is looked for, by default the working directory.
     """
     settings: dict[str, Setting] = {}
-    for file in (config_directory() / FILE_NAME, (directory or Path.cwd()) / FILE_NAME):
+    for file in (config_directory() / FILE_NAME, (directory or working_directory()) / FILE_NAME):
         settings |= _from_file(file)
     return settings | _from_environment(os.environ)
 
 
 def _from_file(file: Path) -> dict[str, Setting]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+        text = read_text(file, "utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, UnicodeDecodeError) as exc:
+    except OSError as exc:
+        said = why_refused(exc, "mend it, or take it away")
+        raise ConfigError(f"{file} cannot be read: {said}") from exc
+    except UnicodeDecodeError as exc:
         raise ConfigError(f"{file} cannot be read: {exc}") from exc
     import tomli  # only where there is a file: every command starts here
 
@@ -143,5 +149,20 @@ def _parsed(key: str, text: str, name: str) -> Any:
 
 def _user_directory(variable: str, fallback: str) -> Path:
     stated = Path(os.environ.get(variable) or "")
-    base = stated if stated.is_absolute() else Path.home() / fallback
-    return base / APPLICATION
+    return (stated if stated.is_absolute() else user_path("~") / fallback) / APPLICATION
+
+
+def working_directory() -> Path:
+    """The working directory; a relative path where it was removed."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path()
+
+
+def user_path(text: str) -> Path:
+    """A path that a user wrote, `~` expanded; below NOWHERE where there is no such home."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # HOME is not set, and the user has no entry in the list of users
+        return NOWHERE / Path(text).name

@@ -20,7 +20,7 @@ from typing import Any
 from ..core.checkpoint.hub import DOWNLOADED, NOT_DOWNLOADED, local_directory
 from ..core.checkpoint.listing import list_tree
 from ..core.checkpoint.safetensors_headers import MAX_HEADER_BYTES, weight_files
-from ..core.errors import ModelNotFound, TensorError
+from ..core.errors import ModelNotFound, TensorError, described
 from ..drafters.bundled.paths import bundled_directory
 from .checks.download import Download
 from .checks.machine import free_bytes
@@ -107,7 +107,7 @@ def _mirror(repository: str, directory: Path) -> ModelNotFound | None:
                 job.result()
     except (http_error, OSError) as exc:
         return ModelNotFound(
-            f"hub id {repository} could not be read ({type(exc).__name__}: {exc}); check the name "
+            f"hub id {repository} could not be read ({described(exc)}); check the name "
             "and the network, or give a directory"
         )
     return None

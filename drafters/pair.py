@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.checkpoint.target_config import read_target_config
 from ..core.decode.drafter import Drafter
+from ..core.errors import resource_errors
 from ..core.exact.promise import Promise, keep_exact
 from ..core.loading.load import load_target
 from ..core.options import GenerateOptions, LoadOptions
@@ -49,6 +50,7 @@ class Pair:
         return tuple(one for one in (self.drafter, self.reserve) if one is not None)
 
 
+@resource_errors()
 @while_raised
 def load_pair(
     loading: LoadOptions | None = None,
@@ -61,7 +63,7 @@ def load_pair(
     why. `dflash` and `mtp` raise where they cannot run; `none` opens no drafter file. checked:
     the request whose blocks are compared with single rows where `loading.exact` is None.
     Raises ModelNotFound, CheckpointError, DrafterMismatch, RouteUnavailable, OptionError,
-    ForwardMismatch and ExactUnavailable, each naming what was found.
+    ForwardMismatch, ExactUnavailable and ResourceError, each naming what was found.
     """
     loading = loading or LoadOptions()
     config = read_target_config(locate(loading.model or bundled.TARGET))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import ModelNotFound
+from ..errors import ModelNotFound, described
+from ..settings import user_path
 from .target_config import refuse_gguf
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
@@ -23,7 +24,9 @@ def resolve_directory(reference: str) -> Path:
 
 def local_directory(reference: str) -> Path | None:
     """The directory that a reference names, None for a hub id; ModelNotFound for anything else."""
-    path = Path(reference).expanduser()
+    if "\0" in reference:
+        raise ModelNotFound(f"{reference!r} is neither a directory nor a hub id")
+    path = user_path(reference)
     if path.is_dir():
         return path
     refuse_gguf(path)
@@ -48,8 +51,7 @@ def _download(repository: str) -> Path:
             )
         )
     except Exception as exc:  # the client's errors, its HTTP library's (two of them), the disk's
-        reason = " ".join(str(exc).split())
         raise ModelNotFound(
-            f"hub id {repository} could not be fetched ({type(exc).__name__}: {reason}); check the "
+            f"hub id {repository} could not be fetched ({described(exc)}); check the "
             "name and the network and try again (what arrived whole is kept), or give a directory"
         ) from exc

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import ModelNotFound, TensorError
-from ..json_values import are_whole, parse_json
-from .listing import list_files
+from ..errors import ModelNotFound, TensorError, described, why_refused
+from ..json_values import are_whole, parse_json, shown
+from ..regular_files import open_regular, read_text
+from .listing import list_files, require_files
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -24,6 +25,9 @@ ITEM_BYTES = {
 }  # fmt: skip
 TARGET_PATTERN = "model*.safetensors"
 """The files of a target that mlx-lm's loader reads."""
+INDEX_PATTERN = "*.safetensors.index.json"
+LONGEST_NAME_BYTES = 255
+"""Of one part of a path, on every file system in use."""
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit on a header."""
 
@@ -66,6 +70,8 @@ def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
     lists must be there, and without a pattern of its own the reader opens just those.
     """
     found = list_files(directory, pattern)
+    if not found or pattern != "*.safetensors":  # mlx-lm opens whatever has such a name
+        require_files(directory, pattern)
     shards = _indexed(directory)
     if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
         raise TensorError(
@@ -90,16 +96,31 @@ def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
 def _indexed(directory: Path) -> set[str]:
     """The file names of every *.safetensors.index.json; TensorError where one cannot be used."""
     shards: set[str] = set()
-    for index in list_files(directory, "*.safetensors.index.json"):
+    require_files(directory, INDEX_PATTERN)
+    for index in list_files(directory, INDEX_PATTERN):
         try:
-            names = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
-            shards |= {str(name) for name in names}
+            names = parse_json(read_text(index))["weight_map"].values()
+            shards |= {require_inside(name) for name in names}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
             raise TensorError(
-                f"{index} is not an index ({type(exc).__name__}: {exc}), expected an object with "
+                f"{index} is not an index ({described(exc)}), expected an object with "
                 "'weight_map'; fetch it again, or remove it where one file holds all weights"
             ) from exc
     return shards
+
+
+def require_inside(name: object) -> str:
+    """A file's name that a checkpoint's own text states, where it stays inside the directory; a
+    link that lies there may lead elsewhere, since its owner made it. ValueError says what is wrong.
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{shown(name)} is no file's name")
+    parts = name.replace("\\", "/").split("/")
+    if parts[0] == "" or ".." in parts or ":" in parts[0]:
+        raise ValueError(f"{shown(name)} leads out of the directory")
+    if any(len(os.fsencode(part)) > LONGEST_NAME_BYTES or "\0" in part for part in parts):
+        raise ValueError(f"{shown(name)} is no file's name")
+    return name
 
 
 def read_header(file: Path) -> Header:
@@ -108,8 +129,11 @@ def read_header(file: Path) -> Header:
     Raises TensorError for a truncated file, a bad header, an unknown dtype, and for offsets that
     are misordered, overlapping, outside the file or not those of the shape.
     """
-    with file.open("rb", buffering=0) as stream:
-        block, size = read_header_block(stream, file)
+    try:
+        with open_regular(file) as stream:
+            block, size = read_header_block(stream, file)
+    except OSError as exc:
+        raise TensorError(f"{file} cannot be read: {why_refused(exc, 'fetch it again')}") from exc
     return parse_header(file, block, size)
 
 
@@ -155,9 +179,10 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
         or not are_whole(shape)
         or not are_whole(offsets)
         or len(offsets) != 2
+        or max(*offsets, *shape) >= 2**63
     ):
         raise TensorError(
-            f"{file}: the entry of tensor {name} is {entry!r}, expected dtype, shape and two "
+            f"{file}: the entry of tensor {name} is {shown(entry)}, expected dtype, shape and two "
             "data_offsets"
         )
     start, stop = offsets
@@ -218,9 +243,3 @@ def listing(lines: list[str], limit: int = 10) -> str:
     """At most `limit` entries, then how many more there are."""
     rest = len(lines) - limit
     return ", ".join(lines[:limit]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def shorten(message: str, limit: int = 10) -> str:
-    """A library's message with at most `limit` of the names that it lists one a line."""
-    head, *names = [line.strip().rstrip(",.") for line in message.splitlines() if line.strip()]
-    return head if not names else f"{head} {listing(names, limit)}"

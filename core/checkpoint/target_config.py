@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError, UnsupportedModel
 from ..json_values import Fields, checked, read_json, wrong_value
+from .bounds import check_bounds
 from .config_repairs import Repairs, find_repairs
 from .families import FAMILIES, Family, require_supported
 from .listing import list_files
@@ -92,6 +93,7 @@ def read_target_config(directory: Path) -> TargetConfig:
     if text is not None:
         checked("object", f"{file}: 'text_config'", text)
     fields = Fields(file, (("text_config.", text), ("", raw)) if text else (("", raw),))
+    check_bounds(file, {"text_config.": text or {}, "": raw})
     generation_file = directory / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
     eos_ids = frozenset().union(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TensorError
+from ..regular_files import open_regular
 from .safetensors_headers import Header, TensorInfo, merge_headers, read_header, weight_files
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def content_hash(source: Source, progress: ByteProgress | None = None) -> str:
     buffer = memoryview(bytearray(CHUNK_BYTES))
     for header in source.headers:
         digest = hashlib.sha256()
-        with header.file.open("rb", buffering=0) as stream:
+        with open_regular(header.file) as stream:
             while count := stream.readinto(buffer):
                 digest.update(buffer[:count])
                 done += count

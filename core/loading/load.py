@@ -16,10 +16,10 @@ from ..checkpoint.listing import plain_name
 from ..checkpoint.mlx_models import model_module
 from ..checkpoint.param_types import require_types
 from ..checkpoint.rope_modules import fit_ropes
-from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
+from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, weight_files
 from ..checkpoint.target_config import TargetConfig
 from ..device import dtype_text, on_cpu
-from ..errors import CheckpointError, DflashError, UnsupportedModel
+from ..errors import CheckpointError, DflashError, UnsupportedModel, described
 from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
 from ..target.families import backbone_class
 from ..target.forward_check import check_forward
@@ -65,7 +65,6 @@ def load_target(
     the last bit, or the fused one not the same up to rounding.
     """
     dtype, wanted = resolve_dtype(dtype_name), parse_kernels(kernels)
-    make_backbone = backbone_class(config.model_type, config.file)
     opened = open_tokenizer(config)
     read_headers(weight_files(config.path, TARGET_PATTERN))
     model = load_lazily(config)
@@ -75,19 +74,33 @@ def load_target(
             _cast(model, dtype)
         check_experts(model, config)
         mx.eval(model.parameters())
-    except DflashError:
+    except (DflashError, MemoryError):
         raise
     except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
         raise _not_loaded(config, exc) from exc
-    backbone = make_backbone(model)
-    backbone.require_rollback(config.file)
-    eos_ids = config.eos_ids.union(opened.wrapper.eos_token_ids)
-    target = Target(backbone, replace(config, eos_ids=eos_ids))
+    target = put_behind_forward(model, replace(config, eos_ids=opened.eos_ids(config)))
     check_forward(target)
     arrays: Any = tree_flatten(model.parameters())
     paged = wired_limit().note(sum(array.nbytes for _, array in arrays))
     notes = (*config.repairs.notes, *opened.notes, *([paged] if paged else []))
     return LoadedTarget(put_on_kernels(target, wanted), opened.wrapper, notes)
+
+
+def put_behind_forward(model: Any, config: TargetConfig) -> Target:
+    """mlx-lm's model behind the suite's forward, not compared with mlx-lm's own yet.
+
+    Raises UnsupportedModel for a cache that cannot be rolled back, CheckpointError where mlx-lm
+    cannot make one.
+    """
+    make_backbone = backbone_class(config.model_type, config.file)
+    try:
+        backbone = make_backbone(model)
+        backbone.require_rollback(config.file)
+    except (DflashError, MemoryError):
+        raise
+    except Exception as exc:  # as above
+        raise _not_loaded(config, exc) from exc
+    return Target(backbone, config)
 
 
 def load_lazily(config: TargetConfig) -> Any:
@@ -102,7 +115,7 @@ def load_lazily(config: TargetConfig) -> Any:
         with plain_name(config.path) as directory:
             model, _ = load_model(directory, lazy=True, **arguments)
         fit_ropes(model, config.repairs.ropes, config.max_positions)
-    except CheckpointError:
+    except (CheckpointError, MemoryError):
         raise
     except Exception as exc:  # as above
         raise _not_loaded(config, exc) from exc
@@ -110,9 +123,7 @@ def load_lazily(config: TargetConfig) -> Any:
 
 
 def _not_loaded(config: TargetConfig, exc: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: {shorten(str(exc))}"
-    )
+    return CheckpointError(f"{config.path} could not be loaded by mlx-lm: {described(exc)}")
 
 
 def _classes_without_unread(config: TargetConfig) -> tuple[Any, Any]:

@@ -95,8 +95,10 @@ def _reference_blas() -> str | None:
 
 def free_bytes(path: Path) -> int:
     """Room on the disk where `path` is, or will be."""
-    existing = path if path.exists() or path == path.parent else None
-    return shutil.disk_usage(existing).free if existing else free_bytes(path.parent)
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:  # not there yet, or nobody may look
+        return 0 if path == path.parent else free_bytes(path.parent)
 
 
 def _parts(text: str) -> tuple[int, ...]:

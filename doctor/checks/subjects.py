@@ -31,6 +31,7 @@ from .tokenizer import TokenizerFiles
 
 if TYPE_CHECKING:
     from ...core.loading.tokenizer import OpenedTokenizer
+    from ...core.target.target import Target
 
 
 class Checkpoint:
@@ -126,6 +127,17 @@ class TargetSubject(Checkpoint):
         """The same with every tensor in its place. Raises TensorError."""
         bones.fill(self.quantized)
         return self.quantized
+
+    @once
+    def traced(self) -> Target:
+        """The same behind the suite's forward, every pass of the loader's check put together, none
+        computed. Raises CheckpointError, UnsupportedModel or ForwardMismatch."""
+        from ...core.loading.load import put_behind_forward  # a second of import
+        from ...core.target.forward_check import trace_forward
+
+        target = put_behind_forward(self.filled.model, self.config)
+        trace_forward(target)
+        return target
 
 
 class DrafterSubject(Checkpoint):

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ...core.checkpoint.bounds import check_bounds
 from ...core.checkpoint.rope import Rope, RopeDefaults, read_rope
 from ...core.checkpoint.target_config import refuse_gguf
 from ...core.errors import ConfigError, UnsupportedModel
@@ -106,6 +107,7 @@ def parse_drafter_config(directory: Path) -> DrafterConfig:
     kind = classify(raw, file)
     nested = raw.get("dflash_config") or {}
     checked("object", f"{file}: 'dflash_config'", nested)
+    check_bounds(file, {"dflash_config.": nested, "": raw})
     fields = Fields(file, (("dflash_config.", nested), ("", raw)))
     _require_trained_values(fields, raw)
     layers = fields.integer("num_hidden_layers")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...core.errors import ConfigError, UnsupportedModel
+from ...core.json_values import shown
 
 DrafterKind = Literal["dflash", "dflash2"]
 
@@ -59,7 +60,9 @@ def classify(raw: Mapping[str, Any], file: Path) -> DrafterKind:
     nested = nested if isinstance(nested, dict) else {}
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(n, str) for n in architectures):
-        raise ConfigError(f"{file}: 'architectures' is {architectures!r}, expected a list of names")
+        raise ConfigError(
+            f"{file}: 'architectures' is {shown(architectures)}, expected a list of names"
+        )
     refuse_containers(raw, nested, architectures, file)
     is_v2 = any(name in V2_ARCHITECTURES for name in architectures) or any(
         nested.get(key) or raw.get(key) for key in V2_KEYS
@@ -125,7 +128,7 @@ def refuse_other_maths(raw: Mapping[str, Any], nested: Mapping[str, Any], file: 
             if value is None or value in neutral or (same and value == raw.get(same)):
                 continue
             raise UnsupportedModel(
-                f"{file}: '{label}{key}' is {value!r}, which changes the drafter's arithmetic in a "
-                "way that is not implemented; its drafts would be bad and nothing would say so. "
-                "Give another drafter for this target"
+                f"{file}: '{label}{key}' is {shown(value)}, which changes the drafter's arithmetic "
+                "in a way that is not implemented; its drafts would be bad and nothing would say "
+                "so. Give another drafter for this target"
             )

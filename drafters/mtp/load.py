@@ -6,7 +6,8 @@ Every tensor is accounted for: a missing, left-over or misshapen one is an error
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.target_config import TargetConfig
 from ...core.checkpoint.weight_source import load_arrays
 from ...core.device import on_cpu
-from ...core.errors import TensorError, UnsupportedModel
+from ...core.errors import ConfigError, DflashError, TensorError, UnsupportedModel, described
 from ...core.options import MtpHidden
+from .context import HeadCache
 from .drafter import MtpDrafter, MtpModel
 from .find import MtpSource
 
@@ -63,12 +65,30 @@ def check_head(
     args: mlx-lm's arguments of the target. Returns and raises as match_head, and UnsupportedModel.
     """
     _check_kind(source)
-    model, arrays = match_head(source, _arguments(source, config, args))
-    ropes, text = config.repairs.ropes, source.text_config
-    if text is not None:
-        ropes = read_ropes(config.family, source.where / "config.json", text)
-    fit_ropes(model, ropes, config.max_positions)
+    file = config.file if source.text_config is None else source.where / "config.json"
+    with _built_of(file):
+        model, arrays = match_head(source, _arguments(source, config, args))
+        ropes, text = config.repairs.ropes, source.text_config
+        if text is not None:
+            ropes = read_ropes(config.family, file, text)
+        fit_ropes(model, ropes, config.max_positions)
+        row = mx.zeros((1, 2, args.hidden_size))
+        model.layers[0](model.fuse(row, row), HeadCache(0))  # nothing is computed
     return model, arrays
+
+
+@contextmanager
+def _built_of(file: Path) -> Iterator[None]:
+    """What mlx-lm's modules raise of a config.json as a ConfigError."""
+    try:
+        yield
+    except DflashError:
+        raise
+    except Exception as exc:  # its code raises of every kind
+        raise ConfigError(
+            f"{file}: no MTP head can be built of it ({described(exc)}); fetch the file again, or "
+            "correct the sizes in it"
+        ) from exc
 
 
 def match_head(source: MtpSource, args: Any) -> tuple[MtpModel, dict[str, mx.array]]:

@@ -26,6 +26,7 @@ from ...core.checkpoint.weight_source import (
 )
 from ...core.errors import SlabError, TensorError
 from ...core.options import QuantizeOptions
+from ...core.regular_files import open_regular
 from .file_format import SlabFacts, encode_header, read_fully, to_array, to_bytes, write_fully
 
 MAGNITUDES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
@@ -115,7 +116,7 @@ def pack_source(plan: Plan, sink: Sink, progress: ByteProgress | None = None) ->
     """
     digests, done = [], 0
     for header in plan.source.headers:
-        with header.file.open("rb", buffering=0) as stream:
+        with open_regular(header.file) as stream:
             reader = _Reader(header, stream)
             for step in _pack_file(plan, header, reader, sink):
                 done += step
