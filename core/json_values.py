@@ -214,3 +214,10 @@ class Fields:
 def _plain(value: object) -> object:
     """1e7 and 10000000 are the same number."""
     return float(value) if is_number(value) else value
+
+
+def text_lines(text: str) -> list[str]:
+    """The lines of a text file: they end at \\n and \\r\\n alone, since a JSON text may hold every
+    other character that Python takes for the end of a line, and so may a prompt."""
+    lines = text.split("\n")
+    return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import ModelNotFound, TensorError, described, why_refused
+from ..errors import TensorError, why_refused
 from ..json_values import are_whole, parse_json, shown
-from ..regular_files import open_regular, read_text
-from .listing import list_files, require_files
+from ..regular_files import open_regular
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -25,9 +24,6 @@ ITEM_BYTES = {
 }  # fmt: skip
 TARGET_PATTERN = "model*.safetensors"
 """The files of a target that mlx-lm's loader reads."""
-INDEX_PATTERN = "*.safetensors.index.json"
-LONGEST_NAME_BYTES = 255
-"""Of one part of a path, on every file system in use."""
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit on a header."""
 
@@ -61,66 +57,6 @@ class Header:
     def digest(self) -> str:
         """sha256 of the header, its length included."""
         return hashlib.sha256(self.block).hexdigest()
-
-
-def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
-    """The safetensors files of a checkpoint directory, sorted, whatever their names.
-
-    pattern: what the reader of the data will open. Where there is an index, every shard that it
-    lists must be there, and without a pattern of its own the reader opens just those.
-    """
-    found = list_files(directory, pattern)
-    if not found or pattern != "*.safetensors":  # mlx-lm opens whatever has such a name
-        require_files(directory, pattern)
-    shards = _indexed(directory)
-    if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
-        raise TensorError(
-            f"{directory}: {len(missing)} weight files of the index are missing: "
-            f"{listing(missing)}; the download is incomplete, fetch them"
-        )
-    if shards and pattern == "*.safetensors":
-        return [directory / shard for shard in sorted(shards)]
-    if found:
-        return found
-    if others := [path.name for path in list_files(directory, "*.safetensors")]:
-        raise ModelNotFound(
-            f"{directory} has no weights that mlx-lm reads: it opens {pattern}, and there are only "
-            f"{listing(others)}; rename them or fetch the converted checkpoint"
-        )
-    raise ModelNotFound(
-        f"{directory} has no weights: no *.safetensors file is there; download them beside "
-        "config.json"
-    )
-
-
-def _indexed(directory: Path) -> set[str]:
-    """The file names of every *.safetensors.index.json; TensorError where one cannot be used."""
-    shards: set[str] = set()
-    require_files(directory, INDEX_PATTERN)
-    for index in list_files(directory, INDEX_PATTERN):
-        try:
-            names = parse_json(read_text(index))["weight_map"].values()
-            shards |= {require_inside(name) for name in names}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise TensorError(
-                f"{index} is not an index ({described(exc)}), expected an object with "
-                "'weight_map'; fetch it again, or remove it where one file holds all weights"
-            ) from exc
-    return shards
-
-
-def require_inside(name: object) -> str:
-    """A file's name that a checkpoint's own text states, where it stays inside the directory; a
-    link that lies there may lead elsewhere, since its owner made it. ValueError says what is wrong.
-    """
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{shown(name)} is no file's name")
-    parts = name.replace("\\", "/").split("/")
-    if parts[0] == "" or ".." in parts or ":" in parts[0]:
-        raise ValueError(f"{shown(name)} leads out of the directory")
-    if any(len(os.fsencode(part)) > LONGEST_NAME_BYTES or "\0" in part for part in parts):
-        raise ValueError(f"{shown(name)} is no file's name")
-    return name
 
 
 def read_header(file: Path) -> Header:

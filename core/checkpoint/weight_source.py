@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TensorError
 from ..regular_files import open_regular
-from .safetensors_headers import Header, TensorInfo, merge_headers, read_header, weight_files
+from .safetensors_headers import Header, TensorInfo, merge_headers, read_header
+from .weight_index import weight_files
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -16,8 +16,9 @@ from ..checkpoint.listing import plain_name
 from ..checkpoint.mlx_models import model_module
 from ..checkpoint.param_types import require_types
 from ..checkpoint.rope_modules import fit_ropes
-from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, weight_files
+from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers
 from ..checkpoint.target_config import TargetConfig
+from ..checkpoint.weight_index import index_note, weight_files
 from ..device import dtype_text, on_cpu
 from ..errors import CheckpointError, DflashError, UnsupportedModel, described
 from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
@@ -82,7 +83,8 @@ def load_target(
     check_forward(target)
     arrays: Any = tree_flatten(model.parameters())
     paged = wired_limit().note(sum(array.nbytes for _, array in arrays))
-    notes = (*config.repairs.notes, *opened.notes, *([paged] if paged else []))
+    said = (index_note(config.path), paged)
+    notes = (*config.repairs.notes, *opened.notes, *(one for one in said if one))
     return LoadedTarget(put_on_kernels(target, wanted), opened.wrapper, notes)
 
 

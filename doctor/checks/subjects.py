@@ -13,9 +13,9 @@ from ...core.checkpoint.safetensors_headers import (
     TensorInfo,
     merge_headers,
     read_header,
-    weight_files,
 )
 from ...core.checkpoint.target_config import TargetConfig, read_target_config, refuse_gguf
+from ...core.checkpoint.weight_index import weight_files
 from ...core.errors import ConfigError, DflashError
 from ...core.json_values import read_json
 from ...drafters.dflash.config import CONTRADICTIONS, DrafterConfig, parse_drafter_config

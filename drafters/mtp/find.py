@@ -13,13 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.checkpoint.bounds import check_bounds
-from ...core.checkpoint.safetensors_headers import (
-    TensorInfo,
-    read_header,
-    require_inside,
-    weight_files,
-)
+from ...core.checkpoint.safetensors_headers import TensorInfo, read_header
 from ...core.checkpoint.target_config import TargetConfig
+from ...core.checkpoint.weight_index import require_inside, weight_files
 from ...core.errors import (
     ConfigError,
     DflashError,
