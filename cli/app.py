@@ -33,7 +33,9 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; `ctx` is a context of the click that typer brings along."""
         open_missing_streams()
-        ctx.meta[ASKS_FOR_HELP] = asks_for_help([*ctx._protected_args, *ctx.args])
+        ctx.meta[TRUST] = take_trust(ctx.args)
+        ctx.meta[ARGUMENTS] = [*ctx._protected_args, *ctx.args]
+        ctx.meta[ASKS_FOR_HELP] = asks_for_help(ctx.meta[ARGUMENTS])
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, ImportError) as exc:  # where a command has nothing to keep
@@ -60,7 +62,17 @@ class Group(TyperGroup):
             raise typer.Exit(1) from exc
 
 
-ASKS_FOR_HELP = "dflash.asks_for_help"
+ASKS_FOR_HELP, ARGUMENTS = "dflash.asks_for_help", "dflash.arguments"
+TRUST = "--trust-settings"
+
+
+def take_trust(args: list[str]) -> bool:
+    """Whether the switch stands among a command's options; it is taken out there."""
+    options = args[: args.index("--")] if "--" in args else args
+    if TRUST not in options:
+        return False
+    args.remove(TRUST)
+    return True
 
 
 def asks_for_help(args: Sequence[str]) -> bool:
@@ -140,10 +152,20 @@ def main(
             "--version", callback=show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    trust_settings: Annotated[
+        bool,
+        typer.Option(
+            TRUST,
+            help="Let dflash.toml of the working directory choose models too. May stand behind the "
+            "command as well.",
+        ),
+    ] = False,
 ) -> None:
     """Speculative decoding on MLX: several tokens per pass, the text exactly the model's own.
 
     A DFlash or DFlash2 drafter, or the target's own MTP head, proposes what the target checks.
     """
     if not context.meta.get(ASKS_FOR_HELP, False):
-        context.default_map = option_defaults(SETTABLE)
+        trusted = trust_settings or context.meta.get(TRUST, False)
+        arguments = context.meta.get(ARGUMENTS, ())
+        context.default_map = option_defaults(SETTABLE, arguments, trusted=trusted)
