@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dflash_suite.doctor.remote import is_wanted
 from dflash_suite.drafters.bundled.paths import ROOT as BUNDLED
 from tests.kit import hub_stub
