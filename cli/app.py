@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -51,7 +52,7 @@ class Group(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from exc
         except OSError as exc:
-            if stdout_fails():
+            if exc.filename is None and exc.errno in STDOUT_ERRORS:
                 print_error(f"stdout cannot be written: {exc.strerror}")
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             else:  # what no loader had a better word for
@@ -82,14 +83,9 @@ def asks_for_help(args: Sequence[str]) -> bool:
     return "--help" in options or "-h" in options
 
 
-def stdout_fails() -> bool:
-    """Whether stdout is full or broken: what could not be written is then still in its buffer. Any
-    other file that cannot be written has the same error numbers."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
+STDOUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+"""What a full or broken stdout says; a file of ours that cannot be written is named by its error,
+or is a SlabWriteError or ResourceError by then."""
 
 
 def open_missing_streams() -> None:

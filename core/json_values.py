@@ -28,6 +28,7 @@ EXPECTED: dict[Kind, str] = {
     "texts": "a list of texts",
     "object": "an object",
 }
+LARGEST_SHOWN = 10**40
 AGAIN = "fetch it again"
 LONGEST_SHOWN = 400
 """Characters of a value that a message repeats."""
@@ -130,7 +131,9 @@ def wrong_value(where: str, value: object, expected: str, error: type[E]) -> E:
 
 
 def shown(value: object) -> str:
-    """A value as a message repeats it: no more than its beginning."""
+    """A value as a message repeats it: no more than its beginning, of a number all or nothing."""
+    if is_whole(value) and abs(value) >= LARGEST_SHOWN:
+        return f"{type(value).__name__}, too large to be shown"
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested deep, or a number of thousands of digits

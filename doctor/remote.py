@@ -27,7 +27,7 @@ from ..core.checkpoint.hub import (
 )
 from ..core.checkpoint.listing import list_tree
 from ..core.checkpoint.safetensors_headers import MAX_HEADER_BYTES
-from ..core.checkpoint.weight_index import weight_files
+from ..core.checkpoint.weight_index import require_inside, weight_files
 from ..core.errors import ModelNotFound, TensorError, described
 from ..drafters.bundled.paths import bundled_directory
 from .checks.download import Download
@@ -95,7 +95,7 @@ def _mirror(wanted: HubId, directory: Path) -> ModelNotFound | None:
         info = HfApi().model_info(wanted.name, revision=wanted.revision, files_metadata=True)
         revision = info.sha or wanted.revision or "main"
         sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
-        names = [name for name in sizes if _is_wanted(name, sizes[name])]
+        names = [name for name in sizes if is_wanted(name, sizes[name])]
         with ThreadPoolExecutor(WORKERS) as pool:
             jobs = [
                 pool.submit(_fetch, wanted.name, revision, name, sizes[name], directory / name)
@@ -108,7 +108,12 @@ def _mirror(wanted: HubId, directory: Path) -> ModelNotFound | None:
     return None
 
 
-def _is_wanted(name: str, size: int) -> bool:
+def is_wanted(name: str, size: int) -> bool:
+    """Whether a file of a repository is looked at; one whose name leads elsewhere never is."""
+    try:
+        require_inside(name)
+    except ValueError:
+        return False
     if any(fnmatch(name, pattern) for pattern in NOT_DOWNLOADED):
         return False
     if name.endswith(".safetensors"):

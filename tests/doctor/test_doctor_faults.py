@@ -19,6 +19,7 @@ from dflash_suite.doctor.checks.pair import PAIR_CHECKS
 from dflash_suite.doctor.checks.target import TARGET_CHECKS
 from dflash_suite.doctor.diagnose import NO_DRAFTER
 from dflash_suite.doctor.results import Status
+from dflash_suite.drafters.slab.file_format import MARK
 from tests.kit.doctor_pairs import SOUND, edit_json, edit_text_config, look, save_pair, troubles
 from tests.kit.tiny import Kind
 from tests.kit.tiny_drafter import raw_drafter, save_drafter, write_config
@@ -106,9 +107,9 @@ def _names(file: Path) -> list[str]:
 
 
 def missing_shard(pair: Path) -> None:
-    """The index knows a second shard that is not there."""
+    """The index knows a second shard that is not there, with a tensor that is nowhere else."""
     names = dict.fromkeys(_names(pair / "model.safetensors"), "model.safetensors")
-    names["language_model.model.norm.weight"] = "model-00002-of-00002.safetensors"
+    names["language_model.model.lost.weight"] = "model-00002-of-00002.safetensors"
     edit_json(pair / "model.safetensors.index.json", {"weight_map": names})
 
 
@@ -218,7 +219,7 @@ FAULTS = [
     Fault("drafter.tensors", "fail", "1 missing: hidden_norm.weight",
           without_tensor(DRAFTER_WEIGHTS, "hidden_norm.weight")),
     Fault("drafter.slab", "warn", "dflash-int4-g64.slab, 0.0 MB: damaged",
-          lambda pair: (pair / "drafter" / "dflash-int4-g64.slab").write_bytes(b"slab" * 9)),
+          lambda pair: (pair / "drafter" / "dflash-int4-g64.slab").write_bytes(MARK + b"slab" * 9)),
     Fault("pair.vocab", "fail", "vocab 500 != target 512",
           drafter_like(vocab_size=500, mask_token_id=300)),
     Fault("pair.layers", "fail", "expects 9 target layers", drafter_like(num_target_layers=9)),
