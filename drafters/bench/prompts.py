@@ -61,7 +61,7 @@ def read_prompt_file(file: Path) -> list[dict[str, Any]]:
     """.jsonl: an object a line, with `text` or `prompt` (raw), `user` (a chat turn), `messages`
     (a conversation) or `prompt_ids`, and perhaps `name` and `kind`. Else: a raw prompt a line."""
     try:
-        lines = text_lines(file.read_text(encoding="utf-8-sig"))
+        lines = text_lines(file.read_bytes().decode("utf-8-sig"))
     except OSError as exc:
         raise PromptError(f"the prompt file {file} cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
