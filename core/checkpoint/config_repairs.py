@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..json_values import shown
 from .families import Family
+from .layer_overrides import flat_sizes, tied_at_the_top
 from .rope import WITHOUT_EFFECT, Rope, read_rope
 from .safetensors_headers import listing
 
@@ -43,15 +44,18 @@ def find_repairs(family: Family, file: Path, raw: Mapping[str, Any]) -> Repairs:
     _check_window(file, family, text)
     ropes = read_ropes(family, file, text)
     _check_wrapper(file, raw, text)
-    changes = {} if family.rope == "layer types" else _placed(family, text, ropes[""])
+    by_layer = family.rope == "layer types"
+    changes = flat_sizes(file, text) if by_layer else _placed(family, text, ropes[""])
+    tied = tied_at_the_top(raw, text)
     overrides: dict[str, Any] = {}
     if family.model_type != raw.get("model_type"):
         overrides["model_type"] = family.model_type
-    if changes:
-        overrides |= {"text_config": {**text, **changes}} if text is not raw else changes
+    nested = {**changes, **tied}
+    if nested:
+        overrides |= {"text_config": {**text, **nested}} if text is not raw else nested
     if family.wraps_vocab:
         overrides |= _wrapped_vocab(file, raw, text)
-    notes = _rope_notes(family, file, ropes, bool(changes))
+    notes = _rope_notes(family, file, ropes, bool(changes) and not by_layer)
     return Repairs(overrides, tuple(notes), ropes)
 
 
