@@ -53,6 +53,8 @@ class LoadOptions:
         measured here, or raise ExactUnavailable. None: measure on the CPU alone, where that costs
         little; elsewhere take a stored plan that costs nothing. False: neither.
     reserve: under auto, load the MTP head beside a DFlash drafter, for the gate to try.
+    adapter_path: a folder with a LoRA adapter of mlx-lm's, over the target; stored probes, which
+    are of the target alone, are not used then.
     """
 
     model: str | None = None
@@ -66,9 +68,12 @@ class LoadOptions:
     stored_probe: bool = True
     exact: bool | None = None
     reserve: bool = True
+    adapter_path: str | None = None
 
     def __post_init__(self) -> None:
         require_one_of("speculation", self.speculation, SPECULATION_VALUES)
+        if self.adapter_path is not None:
+            object.__setattr__(self, "stored_probe", False)
         require_one_of("mtp_hidden", self.mtp_hidden, MTP_HIDDEN_VALUES)
         require_one_of("dtype", self.dtype, DTYPE_NAMES)
         require_one_of("kernels", self.kernels, KERNELS_VALUES)

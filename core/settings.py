@@ -35,6 +35,7 @@ KINDS: dict[str, Kind] = {
     "drafter": "text",
     "drafter_bits": "whole",
     "mtp": "text",
+    "adapter_path": "text",
     "mtp_hidden": "text",
     "speculation": "text",
     "max_tokens": "whole",

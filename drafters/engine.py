@@ -95,6 +95,7 @@ class Answer:
             drafter_bits=getattr(first, "bits", None),
             sampling=generation.options.sampling,
             promise=promise,
+            adapter_path=self.engine.adapter_path,
         )
 
 
@@ -121,7 +122,8 @@ class Engine:
     """A target, its tokenizer and its drafters, in the order in which `auto` tries them.
 
     problems: why a drafter that was looked for is not there, by method (`dflash`, `mtp`).
-    loaded: the route that the drafters were loaded for; bank: rows of requests that are over.
+    loaded: the route that the drafters were loaded for; adapter_path: a LoRA adapter over the
+    target; bank: rows of requests that are over.
     """
 
     target: Target
@@ -132,6 +134,7 @@ class Engine:
     promise: Promise = Promise()
     clock: Callable[[], float] = time.perf_counter
     loaded: Route | None = None
+    adapter_path: str | None = None
     bank: Bank = field(default_factory=Bank)
     owner: Owner = field(default_factory=Owner)
     admission: Admission = field(init=False)
@@ -291,4 +294,5 @@ def from_pair(pair: Pair, prefill_step_size: int = GenerateOptions.prefill_step_
         prefill_step_size,
         promise=pair.promise,
         loaded=pair.route,
+        adapter_path=pair.adapter_path,
     )

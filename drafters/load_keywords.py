@@ -21,3 +21,4 @@ class LoadKeywords(TypedDict, total=False):
     stored_probe: bool
     exact: bool | None
     reserve: bool
+    adapter_path: str | None

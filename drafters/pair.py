@@ -32,7 +32,7 @@ class Pair:
     drafter: the one that the route starts with, None for plain decoding; reserve: the one that
     the gate tries where the first does not pay; problems: (method, why its drafter is not there);
     promise: what was measured of the target's rows; notes: what was put right of the target's
-    files, a line each.
+    files, a line each; adapter_path: the LoRA adapter over the target.
     """
 
     target: Target
@@ -43,6 +43,7 @@ class Pair:
     problems: tuple[tuple[str, str], ...] = ()
     promise: Promise = Promise()
     notes: tuple[str, ...] = ()
+    adapter_path: str | None = None
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -70,7 +71,7 @@ def load_pair(
     check_is_target(config.raw, config.file)
     candidates = find_candidates(config, loading, report)
     report.say(f"loading target {config.path}")
-    loaded = load_target(config, loading.dtype, loading.kernels)
+    loaded = load_target(config, loading.dtype, loading.kernels, loading.adapter_path)
 
     def open_one(candidate: Candidate) -> Drafter:
         return open_drafter(candidate, loaded.target, loading, report)
@@ -85,7 +86,15 @@ def load_pair(
     )
     first, second = [*opened.drafters, None, None][:2]
     return Pair(
-        target, loaded.tokenizer, first, route, second, opened.problems, promise, loaded.notes
+        target,
+        loaded.tokenizer,
+        first,
+        route,
+        second,
+        opened.problems,
+        promise,
+        loaded.notes,
+        loading.adapter_path,
     )
 
 

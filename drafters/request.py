@@ -97,7 +97,7 @@ class Completion:
 
     identity: what may be said of its ids, None where nothing is. block: the rows of its passes.
     drafter_bits: bits a weight of its first drafter, None for plain decoding and MTP heads.
-    promise: what was measured of the target's rows.
+    promise: what was measured of the target's rows; adapter_path: the LoRA adapter over the target.
     """
 
     text: str
@@ -110,6 +110,7 @@ class Completion:
     drafter_bits: int | None
     sampling: SamplingOptions
     promise: Promise
+    adapter_path: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of a request, whichever command answered it."""
@@ -129,6 +130,7 @@ class Completion:
                 "exact": self.promise.asked,
                 "plan": plan.to_dict() if plan else None,
             },
+            "adapter_path": self.adapter_path,
             "sampling": self.sampling.to_dict(),
             "stats": self.stats.to_dict(),
         }

@@ -137,7 +137,9 @@ def _print_footer(engine: Engine, done: Completion, call: GenerateCall) -> None:
     said = done.identity
     note = "" if said is None else f"identity with plain decoding: {said}"
     bits = f", {done.drafter_bits}-bit drafter" if done.drafter_bits else ""
-    print_note(format_footer(done.route, done.stats, done.block.describe() + bits, note))
+    adapter = f", adapter {done.adapter_path}" if done.adapter_path else ""
+    said_of_block = done.block.describe() + bits + adapter
+    print_note(format_footer(done.route, done.stats, said_of_block, note))
     for said in engine.position_notes(done.stats.prompt_tokens, len(done.token_ids)):
         print_note(said)
     for ignored in done.route.notes(call.options, call.loading):

@@ -28,7 +28,6 @@ MLX_LM: dict[str, str] = {
     "--xtc-threshold": "XTC sampling is not supported",
     "--min-tokens-to-keep": "min-p keeps at least one token",
     "--trust-remote-code": "no code of a model repository is ever run",
-    "--adapter-path": "adapters are not supported",
     "--revision": "a revision stands behind the hub id: owner/name@revision",
 }
 """Options of `mlx_lm.generate`, and what to use in their place."""

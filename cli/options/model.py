@@ -33,6 +33,16 @@ DrafterOption = Annotated[
         rich_help_panel=panels.MODEL,
     ),
 ]
+AdapterPathOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter-path",
+        metavar="DIR",
+        help="A LoRA adapter for the target, as mlx_lm.lora writes it; it runs on MLX's kernels.",
+        show_default=False,
+        rich_help_panel=panels.MODEL,
+    ),
+]
 SpeculationOption = Annotated[
     str,
     typer.Option(

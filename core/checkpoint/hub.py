@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import DflashError, ModelNotFound, described
 from ..settings import user_path
-from .target_config import refuse_gguf
+from .target_config import refuse_other_kinds
 from .weight_index import weight_files
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
@@ -65,7 +65,7 @@ def local_or_hub(reference: str) -> Path | HubId:
     path = user_path(reference)
     if path.is_dir():
         return path
-    refuse_gguf(path)
+    refuse_other_kinds(path)
     if path.exists():
         raise ModelNotFound(f"{path} is a file; give the directory that holds config.json")
     found = hub_id(reference)

@@ -20,12 +20,13 @@ from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers
 from ..checkpoint.target_config import TargetConfig
 from ..checkpoint.weight_index import index_note, weight_files
 from ..device import dtype_text, on_cpu
-from ..errors import CheckpointError, DflashError, UnsupportedModel, described
+from ..errors import CheckpointError, DflashError, OptionError, UnsupportedModel, described
 from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
 from ..target.families import backbone_class
 from ..target.forward_check import check_forward
 from ..target.target import Target
 from ..wired_limit import while_raised, wired_limit
+from .adapter import apply_adapter, find_adapter
 from .kernels import put_on_kernels
 from .tokenizer import open_tokenizer
 
@@ -55,21 +56,29 @@ def resolve_dtype(name: str) -> mx.Dtype | None:
 
 @while_raised
 def load_target(
-    config: TargetConfig, dtype_name: str = "auto", kernels: str = DEFAULT_KERNELS
+    config: TargetConfig,
+    dtype_name: str = "auto",
+    kernels: str = DEFAULT_KERNELS,
+    adapter_path: str | None = None,
 ) -> LoadedTarget:
     """Load weights and tokenizer, cast to the compute dtype, and check the forward.
 
     kernels: `stock`, MLX's and mlx-lm's own; `fused`, the suite's for CUDA; `auto`, those where
-    they fit. Raises
+    they fit. adapter_path: a folder with a LoRA adapter, under which kernels are MLX's. Raises
     UnsupportedModel, TensorError or CheckpointError, each naming the file; OptionError for fused
     kernels where they cannot run; ForwardMismatch where the suite's forward is not mlx-lm's own to
     the last bit, or the fused one not the same up to rounding.
     """
     dtype, wanted = resolve_dtype(dtype_name), parse_kernels(kernels)
+    adapter = find_adapter(adapter_path) if adapter_path is not None else None
+    if adapter is not None and wanted == "fused":
+        raise OptionError("the suite's CUDA kernels know no adapters: leave out --kernels fused")
     opened = open_tokenizer(config)
     read_headers(weight_files(config.path, TARGET_PATTERN))
     model = load_lazily(config)
     require_types(model, config.path)
+    if adapter is not None:
+        apply_adapter(model, adapter)
     try:
         if dtype is not None:
             _cast(model, dtype)
@@ -83,7 +92,9 @@ def load_target(
     check_forward(target)
     arrays: Any = tree_flatten(model.parameters())
     paged = wired_limit().note(sum(array.nbytes for _, array in arrays))
-    said = (index_note(config.path), paged)
+    applied = None if adapter is None else f"the adapter {adapter} is applied"
+    said = (index_note(config.path), paged, applied)
+    wanted = wanted if adapter is None else "stock"
     notes = (*config.repairs.notes, *opened.notes, *(one for one in said if one))
     return LoadedTarget(put_on_kernels(target, wanted), opened.wrapper, notes)
 

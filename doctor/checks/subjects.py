@@ -14,7 +14,7 @@ from ...core.checkpoint.safetensors_headers import (
     merge_headers,
     read_header,
 )
-from ...core.checkpoint.target_config import TargetConfig, read_target_config, refuse_gguf
+from ...core.checkpoint.target_config import TargetConfig, read_target_config, refuse_other_kinds
 from ...core.checkpoint.weight_index import weight_files
 from ...core.errors import ConfigError, DflashError
 from ...core.json_values import read_json
@@ -53,7 +53,7 @@ class Checkpoint:
     @once
     def raw(self) -> Mapping[str, Any]:
         """config.json as it stands. Raises ModelNotFound, ConfigError, UnsupportedModel (GGUF)."""
-        refuse_gguf(self.directory)
+        refuse_other_kinds(self.directory)
         return read_json(self.file)
 
     @once

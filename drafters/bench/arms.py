@@ -116,7 +116,7 @@ def load_arms(
     loader = ArmLoader(config, loading, report)
     candidates = [loader.candidates(spec) for spec in specs]
     report.say(f"loading target {config.path}")
-    loaded = load_target(config, loading.dtype, loading.kernels)
+    loaded = load_target(config, loading.dtype, loading.kernels, loading.adapter_path)
     if loading.exact:
         report.say("checking that a row depends on its own past alone")
     target, promise = keep_exact(

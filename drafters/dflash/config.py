@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from ...core.checkpoint.bounds import check_bounds
 from ...core.checkpoint.rope import Rope, RopeDefaults, read_rope
-from ...core.checkpoint.target_config import refuse_gguf
+from ...core.checkpoint.target_config import refuse_other_kinds
 from ...core.errors import ConfigError, UnsupportedModel
 from ...core.json_values import Fields, checked, read_json
 from .container import DrafterKind, classify
@@ -101,7 +101,7 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
 
 def parse_drafter_config(directory: Path) -> DrafterConfig:
     """The typed values of config.json, before they are held against each other."""
-    refuse_gguf(directory)
+    refuse_other_kinds(directory)
     file = directory / "config.json"
     raw = read_json(file)
     kind = classify(raw, file)
