@@ -21,7 +21,7 @@ from .commands.bench import bench
 from .commands.doctor import doctor
 from .commands.generate import generate
 from .commands.quantize import QuantizeCommand, quantize
-from .interrupt import is_interrupt
+from .interrupt import ending_on_sigterm, is_interrupt
 from .options.foreign import ForeignAwareCommand
 from .options.names import with_option_name
 from .options.settings import option_defaults
@@ -38,7 +38,8 @@ class Group(TyperGroup):
         ctx.meta[ARGUMENTS] = [*ctx._protected_args, *ctx.args]
         ctx.meta[ASKS_FOR_HELP] = asks_for_help(ctx.meta[ARGUMENTS])
         try:
-            return super().invoke(ctx)
+            with ending_on_sigterm():
+                return super().invoke(ctx)
         except (KeyboardInterrupt, ImportError) as exc:  # where a command has nothing to keep
             if not is_interrupt(exc):
                 raise

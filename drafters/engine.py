@@ -143,25 +143,26 @@ class Engine:
     def __post_init__(self) -> None:
         self.admission = Admission(self.target)
 
-    def start(self, request: Request | str, *, within_positions: bool = False) -> Answer:
+    def start(self, request: Request | str, *, bounded: bool = False) -> Answer:
         """Begin a request, or answer a text: iterate the answer for events.
 
-        within_positions: no more tokens than the target was made for; a note says where that is
-        fewer than were asked for. Raises RouteUnavailable where an explicit `dflash` or `mtp` has
-        no drafter, PromptError for a prompt that cannot be encoded, OptionError for options that
-        the drafter cannot do, OutOfRoom where the caches do not fit into memory.
+        bounded: no more tokens than the target was made for, with a note where that is fewer than
+        were asked for, and than memory has room for; else the prompt alone must fit. Raises
+        RouteUnavailable where an explicit `dflash` or `mtp` has no drafter, PromptError for a
+        prompt that cannot be encoded, OptionError for options that the drafter cannot do,
+        OutOfRoom where the caches do not fit into memory.
         """
         self.owner.require()
         request = Request(request) if isinstance(request, str) else request
         route = self.route(request.speculation)
         ids = check_prompt(self.encode(request), self.target.config.vocab_size)
-        request, notes = self._cut_tokens(request, len(ids)) if within_positions else (request, ())
+        request, notes = self._cut_tokens(request, len(ids)) if bounded else (request, ())
         options = request.options(self.prefill_step_size)
         chosen = [one for one in self.drafters if one.name in (route.route, route.reserve)]
         blocks = resolve_blocks(chosen, options, self.target.widest)
         first, reserve = [*chosen, None, None][:2]
         marks = self._mark_plan(request, ids)
-        tokens = len(ids) + options.max_tokens
+        tokens = len(ids) + (options.max_tokens if bounded else 0)
         count = len(marks.cuts(len(ids))) + 2 if marks else 0
         needed = self.admission.require_room(Asked(tokens, count, tuple(chosen)), self.bank)
         setup = Setup(

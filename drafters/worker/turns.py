@@ -73,7 +73,7 @@ class Turns:
                 self._waiting.popleft().finish()
                 continue
             try:
-                answer = self._engine.start(job.request, within_positions=True)
+                answer = self._engine.start(job.request, bounded=True)
             except OutOfRoom as exc:
                 if exc.can_wait and self._running:
                     return  # whoever is on the way will leave room

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,15 +53,21 @@ def unprivileged() -> Iterator[None]:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder() -> Iterator[Path]:
+    """A folder that anybody may enter: pytest's own are the user's alone, all the way up."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def pair(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A pair that anybody may read. All commands have run once: nothing is imported any more."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(folder, 0o755)
     for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        (tmp_path / variable).mkdir()
-        os.chmod(tmp_path / variable, 0o777)
-        monkeypatch.setenv(variable, str(tmp_path / variable))
-    made = save_pair(tmp_path / "pair")
+        (folder / variable).mkdir()
+        os.chmod(folder / variable, 0o777)
+        monkeypatch.setenv(variable, str(folder / variable))
+    made = save_pair(folder / "pair")
     assert generate(made).exit_code == run("doctor", str(made)).exit_code == 0
     assert run("quantize", "--list").exit_code == 0
     yield made
@@ -90,10 +97,10 @@ def test_what_may_not_be_read(name: str, pair: Path) -> None:
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "XDG_CONFIG_HOME"])
 @pytest.mark.parametrize("place", ["a file", "nobody's"])
 def test_a_users_directory_that_cannot_be_used(
-    variable: str, place: str, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, place: str, pair: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a cache everything runs; below a file there are no settings."""
-    stated = tmp_path / "place"
+    stated = folder / "place"
     if place == "a file":
         stated.write_text("")
     else:

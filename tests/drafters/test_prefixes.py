@@ -213,13 +213,13 @@ def test_the_bank_gives_way_to_a_request(tmp_path: Path) -> None:
 def test_a_request_waits_for_those_under_way(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, "dense")
     request = Request(prompt(40), max_tokens=400, speculation="none")
-    answer = engine.start(request)
+    answer = engine.start(request, bounded=True)
     events = iter(answer)
     next(events)
     needed = engine.admission.sizes.cache_bytes(440)
     engine.admission.memory = Small(engine.admission.memory.used_bytes() + needed)
     with pytest.raises(OutOfRoom, match="beside the 1 requests under way") as found:
-        engine.start(request)
+        engine.start(request, bounded=True)
     assert found.value.can_wait
     events.close()
     engine.bank.clear()

@@ -367,3 +367,17 @@ def test_the_smallest_numbers_leave_the_likeliest_token(options: dict[str, Any])
 def test_any_temperature_gives_a_distribution(temperature: float) -> None:
     probs = target_probs(mx.random.normal((4, 2000)) * 10, SamplingOptions(temperature=temperature))
     assert mx.isfinite(probs).all() and mx.allclose(probs.sum(axis=-1), mx.ones(4), atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [2**31, 2**32, 10**12])
+def test_a_window_beyond_32_bits_is_all_of_the_text(window: int) -> None:
+    """It was a traceback of MLX's."""
+    target, ids = make_target("dense"), prompt(9)
+    found = []
+    for some in (window, 1000):
+        sampling = SamplingOptions(repetition_penalty=1.3, penalty_window=some)
+        options = GenerateOptions(max_tokens=8, sampling=sampling)
+        run = Generation(target, ids, PieceDetokenizer(None), options=options)
+        assert sum(1 for _ in run) > 0
+        found.append(run.emitter.token_ids)
+    assert found[0] == found[1]
