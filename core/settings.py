@@ -190,6 +190,12 @@ def _user_directory(variable: str, fallback: str) -> Path:
     return (stated if stated.is_absolute() else user_path("~") / fallback) / APPLICATION
 
 
+def temporary_directory() -> Path:
+    """The folder for temporary files as MLX finds it, whether it is there or not."""
+    names = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
+    return Path(next((os.environ[name] for name in names if os.environ.get(name)), "/tmp"))
+
+
 def working_directory() -> Path:
     """The working directory; a relative path where it was removed."""
     try:

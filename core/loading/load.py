@@ -21,6 +21,7 @@ from ..checkpoint.target_config import TargetConfig
 from ..checkpoint.weight_index import index_note, weight_files
 from ..device import dtype_text, on_cpu
 from ..errors import CheckpointError, DflashError, OptionError, UnsupportedModel, described
+from ..kernel_folder import require_kernel_folder
 from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
 from ..target.families import backbone_class
 from ..target.forward_check import check_forward
@@ -105,6 +106,8 @@ def put_behind_forward(model: Any, config: TargetConfig) -> Target:
     Raises UnsupportedModel for a cache that cannot be rolled back, CheckpointError where mlx-lm
     cannot make one.
     """
+    if on_cpu():
+        require_kernel_folder()
     make_backbone = backbone_class(config.model_type, config.file)
     try:
         backbone = make_backbone(model)
