@@ -37,6 +37,7 @@ KINDS: dict[str, Kind] = {
     "mtp": "text",
     "adapter_path": "text",
     "mtp_hidden": "text",
+    "mtp_norms": "text",
     "speculation": "text",
     "max_tokens": "whole",
     "block_size": "whole",

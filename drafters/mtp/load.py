@@ -28,6 +28,7 @@ from ...core.options import MtpHidden
 from .context import HeadCache
 from .drafter import MtpDrafter, MtpModel
 from .find import MtpSource
+from .norms import NormForm, shift_norms
 
 if TYPE_CHECKING:
     from ...core.target.target import Target
@@ -38,16 +39,22 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def load_head(
-    source: MtpSource, target: Target, dtype: mx.Dtype, hidden: MtpHidden = "post"
+    source: MtpSource,
+    target: Target,
+    dtype: mx.Dtype,
+    hidden: MtpHidden = "post",
+    norms: NormForm | None = None,
 ) -> MtpDrafter:
-    """Load a head and bind it to its target; dtype: its compute dtype.
+    """Load a head and bind it to its target; dtype: its compute dtype; norms: how its norm weights
+    are stored, None: as their values tell.
 
     Raises TensorError (names and shapes), UnsupportedModel for a head or target of another make.
     """
     args = target.backbone.text.args
     model, arrays = check_head(source, target.config, args)
     _check_precision(source, dtype)
-    arrays = {name: _cast(array, dtype) for name, array in _shift_norms(arrays).items()}
+    shifted = shift_norms(arrays, source.where, norms)
+    arrays = {name: _cast(array, dtype) for name, array in shifted.items()}
     model.load_weights(list(arrays.items()), strict=True)
     model.eval()
     mx.eval(model.parameters())
@@ -96,7 +103,7 @@ def match_head(source: MtpSource, args: Any) -> tuple[MtpModel, dict[str, mx.arr
 
     args: mlx-lm's arguments of the target. Raises TensorError where they do not match.
     """
-    arrays = _stack_experts(_read(source))
+    arrays = _stack_experts(read_arrays(source))
     moe = "layers.0.mlp.gate.weight" in arrays
     if moe and not getattr(args, "num_experts", 0):
         raise TensorError(f"{source.where}: the MTP head has experts, config.json has none")
@@ -157,7 +164,7 @@ def _check_precision(source: MtpSource, dtype: mx.Dtype) -> None:
         )
 
 
-def _read(source: MtpSource) -> dict[str, mx.array]:
+def read_arrays(source: MtpSource) -> dict[str, mx.array]:
     """The arrays by bare name; mx.load is lazy, nothing is read yet."""
     loaded: dict[Path, dict[str, mx.array]] = {}
     for found in source.tensors.values():
@@ -242,29 +249,6 @@ def _check_names(source: MtpSource, arrays: Mapping[str, mx.array], model: MtpMo
             f"{source.where}: the tensors are not those of this config.json's MTP head: "
             + "; ".join(problems)
         )
-
-
-def _shift_norms(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
-    """HF files store norm weights less one, converted ones as they are: decided once, for all.
-
-    By the values: a head is stored less one where both q_norm and k_norm have a
-    mean below 1.25, and some other norm one below 0.5.
-    """
-    norms = {name: array for name, array in arrays.items() if array.ndim == 1 and "norm" in name}
-    means = {name: _mean(array) for name, array in norms.items()}
-    heads = {name for name in means if name.endswith(("q_norm.weight", "k_norm.weight"))}
-    if (
-        max(means[name] for name in heads) >= 1.25
-        or min(means[n] for n in means.keys() - heads) >= 0.5
-    ):
-        return arrays
-    # In float32: 1 + w loses bits of a small w in bfloat16.
-    return arrays | {name: array.astype(mx.float32) + 1.0 for name, array in norms.items()}
-
-
-def _mean(array: mx.array) -> float:
-    mean: Any = array.astype(mx.float32).mean().item()
-    return float(mean)
 
 
 def _cast(array: mx.array, dtype: mx.Dtype) -> mx.array:

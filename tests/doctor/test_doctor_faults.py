@@ -126,11 +126,13 @@ def without_eos(pair: Path) -> None:
     edit_json(pair / "tokenizer_config.json", {}, drop="eos_token")
 
 
-def unmarked_head(pair: Path) -> None:
-    """A side file that does not say who wrote it."""
+def mixed_head(pair: Path) -> None:
+    """A converter added one to all norms but those of queries and keys."""
     file = str(pair / "mtp.safetensors")
     arrays = mx.load(file)
     assert isinstance(arrays, dict)
+    arrays |= {name: array - 1 for name, array in arrays.items() if ".self_attn." in name
+               and "_norm" in name}  # fmt: skip
     mx.eval(arrays)
     mx.save_safetensors(file, arrays)
 
@@ -153,6 +155,7 @@ FAULTS = [
           machine={"script_owners": ("dflash", "dflash-suite")}),
     Fault("machine.script", "warn", "belongs to dflash-mlx",
           machine={"script_owners": ("dflash-mlx",)}),
+    Fault("machine.kernels", "fail", "is not a folder", machine={"kernel_folder": Path(__file__)}),
     Fault("machine.disk", "warn", "500.0 MB free", machine={"disk_free_bytes": 500_000_000}),
     Fault("target.kind", "fail", "is a dflash2 drafter and not a target",
           lambda pair: write_config(pair, raw_drafter())),
@@ -234,7 +237,7 @@ FAULTS = [
     Fault("mtp.head", "fail", "the file is truncated", shorten("mtp.safetensors")),
     Fault("mtp.tensors", "fail", "1 missing: norm.weight",
           without_tensor("mtp.safetensors", "mtp.norm.weight")),
-    Fault("mtp.norms", "warn", "undecided from headers: no sign", unmarked_head),
+    Fault("mtp.norms", "warn", "k_norm.weight", mixed_head),
     Fault("pair.drafter", "warn", "no drafter given",
           lambda pair: (pair / "drafter").rename(pair / "elsewhere")),
 ]  # fmt: skip
