@@ -61,7 +61,7 @@ def require_kernel_folder() -> None:
 def inner_folders(folder: Path) -> list[Path]:
     """The folders of versions and devices inside, the deepest first; none where nobody may look."""
     try:
-        return sorted(folder.glob("*/cpu"), reverse=True)
+        return sorted((path / "cpu" for path in folder.iterdir()), reverse=True)
     except OSError:
         return []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..core.checkpoint.target_config import read_target_config
 from ..core.decode.drafter import Drafter
 from ..core.errors import resource_errors
 from ..core.exact.promise import Promise, keep_exact
@@ -15,7 +14,7 @@ from ..core.report import SILENT, Report
 from ..core.target.target import Target
 from ..core.wired_limit import while_raised
 from .bundled import paths as bundled
-from .guards import check_is_target
+from .guards import open_target_config
 from .locate import locate
 from .opening import find_candidates, open_candidates
 from .routes import Route, choose_route
@@ -67,8 +66,7 @@ def load_pair(
     ForwardMismatch, ExactUnavailable and ResourceError, each naming what was found.
     """
     loading = loading or LoadOptions()
-    config = read_target_config(locate(loading.model or bundled.TARGET))
-    check_is_target(config.raw, config.file)
+    config = open_target_config(locate(loading.model or bundled.TARGET))
     candidates = find_candidates(config, loading, report)
     report.say(f"loading target {config.path}")
     loaded = load_target(config, loading.dtype, loading.kernels, loading.adapter_path)

@@ -12,6 +12,7 @@ from ..json_values import Fields, checked, read_json, wrong_value
 from .bounds import check_bounds
 from .config_repairs import Repairs, find_repairs
 from .families import FAMILIES, Family, require_supported
+from .foreign_formats import refuse_foreign_target
 from .listing import list_files
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -104,6 +105,7 @@ def read_target_config(directory: Path) -> TargetConfig:
     if not isinstance(model_type, str):
         raise wrong_value(f"{file}: '{label}'", model_type, "a name", ConfigError)
     family = require_supported(model_type, file, raw)
+    refuse_foreign_target(raw, file)
     text = raw.get("text_config")
     if text is not None:
         checked("object", f"{file}: 'text_config'", text)

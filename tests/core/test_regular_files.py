@@ -65,6 +65,7 @@ def nowhere(path: Path) -> None:
     path.symlink_to("gone")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", [pipe, folder, endless, nowhere])
 @pytest.mark.parametrize("name", OPENED)
 def test_what_is_no_file_is_an_error_and_not_waited_for(

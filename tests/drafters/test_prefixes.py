@@ -283,7 +283,7 @@ def test_an_entry_beyond_the_bound_keeps_its_beginning(tmp_path: Path) -> None:
 def test_memory_stays_flat_in_a_full_bank(tmp_path: Path) -> None:
     from tests.long.prefixes import many_turns
 
-    assert many_turns(talking(tmp_path, "hybrid"), turns=60, warm_turns=40)
+    assert many_turns(talking(tmp_path, "hybrid"), turns=40, warm_turns=24)
 
 
 def test_bytes_are_counted_once(tmp_path: Path) -> None:

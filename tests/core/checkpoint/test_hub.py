@@ -154,6 +154,7 @@ print(_download(sys.argv[1]))
 """
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("offline", [True, False])
 def test_what_mlx_lm_downloaded_is_used_offline(offline: bool, tmp_path: Path) -> None:
     """It was refused, because folders that mlx-lm leaves out were asked for."""
