@@ -94,6 +94,11 @@ def quantize_drafter(
     """
     config = read_drafter_config(locate(reference))
     source = read_source(config.path)
+    if source.is_quantized and out is not None:
+        raise SlabError(
+            f"{config.path} is quantized already, and packing it once more would lose twice: give "
+            f"the bfloat16 drafter to make {out}, or copy the directory as it is"
+        )
     if source.is_quantized:
         report.note(f"{config.path} is quantized already and is used as it is: nothing to do")
         return None

@@ -131,6 +131,7 @@ class Generation:
     @contextmanager
     def _alive(self) -> Iterator[None]:
         """From the first event to the last, to an error, or until nobody asks for more."""
+        mx.reset_peak_memory()
         try:
             with wired_limit().raised():
                 yield

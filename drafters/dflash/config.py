@@ -17,7 +17,7 @@ from ...core.checkpoint.rope import Rope, RopeDefaults, read_rope
 from ...core.checkpoint.target_config import refuse_other_kinds
 from ...core.errors import ConfigError, UnsupportedModel
 from ...core.json_values import Fields, checked, read_json
-from .container import DrafterKind, classify
+from .container import DrafterKind, classify, label_note
 from .quantization import Quantization, read_quantization
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -64,6 +64,7 @@ class DrafterConfig:
     selector: SelectorConfig | None
     states_attention_bias: bool = True
     quantization: Quantization = field(default_factory=Quantization)
+    label_note: str = ""
 
     @property
     def file(self) -> Path:
@@ -140,6 +141,7 @@ def parse_drafter_config(directory: Path) -> DrafterConfig:
         selector=_selector(fields) if kind == "dflash2" else None,
         states_attention_bias=fields.raw("attention_bias") is not None,
         quantization=read_quantization(file, raw),
+        label_note=label_note(raw, kind, file),
     )
 
 

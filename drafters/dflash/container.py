@@ -156,3 +156,14 @@ def drafter_signs(raw: Mapping[str, Any]) -> list[str]:
     )
     drafts = [one for one in named if "draft" in one.lower() or "eagle" in one.lower()]
     return [*drafts, *(key for key in DRAFTER_KEYS if raw.get(key) is not None)]
+
+
+def label_note(raw: Mapping[str, Any], kind: str, file: Path) -> str:
+    """What to say of a config.json whose keys are another kind's than its `architectures`."""
+    named = [str(one) for one in raw.get("architectures") or []]
+    if kind != "dflash2" or not named or any(one in V2_ARCHITECTURES for one in named):
+        return ""
+    return (
+        f"{file}: 'architectures' says {', '.join(named)}, and the keys and tensors are DFlash2's; "
+        "it is run as dflash2"
+    )

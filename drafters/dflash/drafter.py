@@ -24,6 +24,7 @@ from ...core.probe_store import ProbeKey
 from .config import DrafterConfig
 from .context import ContextBuffer, ContextMark, HeadsOf, join_heads
 from .layers import CandidateSelector, Layer, Layer2
+from .packed import most_bits
 
 if TYPE_CHECKING:
     from .cuda.draft import FusedDraft
@@ -102,8 +103,8 @@ class DFlashDrafter:
 
     @property
     def bits(self) -> int:
-        """Bits a weight of its projections: 16 where they are not packed."""
-        return getattr(self.model.fc, "bits", 16)
+        """Bits a weight of most of its projections' weights: 16 where these are not packed."""
+        return most_bits(self.model)
 
     def probe_key(self, key: ProbeKey) -> ProbeKey | None:
         """The key of what a probe of its target with this drafter is stored under."""

@@ -25,6 +25,7 @@ from ...core.checkpoint.weight_source import load_arrays
 from ...core.device import on_cpu
 from ...core.errors import ConfigError, DflashError, TensorError, UnsupportedModel, described
 from ...core.options import MtpHidden
+from ..finite_weights import require_finite_weights
 from .context import HeadCache
 from .drafter import MtpDrafter, MtpModel
 from .find import MtpSource
@@ -58,6 +59,7 @@ def load_head(
     model.load_weights(list(arrays.items()), strict=True)
     model.eval()
     mx.eval(model.parameters())
+    require_finite_weights(model, source.where)
     last_layer = target.config.num_hidden_layers - 1
     drafter = MtpDrafter(model, target, hidden, last_layer, dtype)
     drafter.place, drafter.files = source.where, source.files

@@ -179,6 +179,8 @@ def _pack_file(plan: Plan, header: Header, reader: _Reader, sink: Sink) -> Itera
 
 def _emit(plan: Plan, name: str, info: TensorInfo, data: memoryview, sink: Sink) -> None:
     if name not in plan.packed:
+        if info.dtype in MAGNITUDES and not all_finite(data, info.dtype):
+            raise _not_finite(name, info)
         sink.append(name, data)
         return
     rows = to_array(data, info.dtype, (-1, info.shape[1]))
@@ -186,11 +188,13 @@ def _emit(plan: Plan, name: str, info: TensorInfo, data: memoryview, sink: Sink)
     mx.eval(parts)
     scales_fit = all(bool(mx.isfinite(part).all()) for part in parts[1:])
     if not (scales_fit and all_finite(data, info.dtype)):
-        raise TensorError(
-            f"{info.file}: tensor {name} holds NaN or infinity and cannot be packed; fetch it again"
-        )
+        raise _not_finite(name, info)
     for suffix, part in zip(PACKED_PARTS, parts, strict=True):
         sink.append(name.removesuffix(".weight") + suffix, to_bytes(part))
+
+
+def _not_finite(name: str, info: TensorInfo) -> TensorError:
+    return TensorError(f"{info.file}: tensor {name} holds NaN or infinity; fetch it again")
 
 
 def all_finite(data: memoryview, dtype: str) -> bool:
