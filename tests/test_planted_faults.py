@@ -28,6 +28,7 @@ def named_test(fault: PlantedFault) -> Callable[..., None]:
     return found
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(
     fault: PlantedFault, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.errors import OptionError, PromptError
 from ...core.json_values import Kind, checked, is_number, parse_object, wrong_value
-from ...core.options import GenerateOptions, parse_speculation
+from ...core.options import GenerateOptions, LoadOptions, parse_speculation
 from ...core.sampling_options import SamplingOptions
 from ..input.prompt import PromptInput
 from ..text.terminal import print_document
@@ -86,7 +86,9 @@ def answer(engine: Engine, number: int, line: str | bytes, defaults: Defaults) -
     except Exception as exc:
         name = type(exc).__name__
         return {**result, "error": {"type": name, "message": str(exc) or name}}
-    return {**result, **done.to_dict()}
+    notes = done.route.notes(request.options(engine.prefill_step_size), LoadOptions())
+    beyond = engine.position_notes(done.stats.prompt_tokens, len(done.token_ids))
+    return {**result, **done.to_dict(), "notes": [*beyond, *notes]}
 
 
 def _lines(source: str) -> Iterator[bytes]:

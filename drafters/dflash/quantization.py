@@ -53,15 +53,9 @@ def read_quantization(file: Path, raw: Mapping[str, Any]) -> Quantization:
     if block is None:
         return Quantization()
     checked("object", f"{file}: 'quantization'", block)
-    other = raw.get("quantization_config")
-    if raw.get("quantization") and isinstance(other, dict) and other != block:
-        raise ConfigError(
-            f"{file}: 'quantization' and 'quantization_config' disagree; keep the one that the "
-            "tensors were packed by"
-        )
     whole = _packing(file, "quantization", block)
     named = {path.removeprefix("model."): value for path, value in block.items()}
-    return Quantization(
+    found = Quantization(
         {
             path: _packing(file, f"quantization.{path}", value)
             for path, value in named.items()
@@ -70,6 +64,13 @@ def read_quantization(file: Path, raw: Mapping[str, Any]) -> Quantization:
         tuple(path for path, value in named.items() if value is False),
         whole,
     )
+    other = raw.get("quantization_config")
+    if raw.get("quantization") and isinstance(other, dict) and other != block:
+        raise ConfigError(
+            f"{file}: 'quantization' and 'quantization_config' disagree; keep the one that the "
+            "tensors were packed by"
+        )
+    return found
 
 
 def _packing(file: Path, label: str, block: Mapping[str, Any]) -> Packing:

@@ -69,6 +69,7 @@ def planted_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
     return install
 
 
+@pytest.mark.long
 def test_generate_says_what_was_checked() -> None:
     short = ["--raw", CODE, "-n", "6", "--no-gate"]
     line = "identity with plain decoding: "

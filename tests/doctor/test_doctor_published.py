@@ -72,6 +72,7 @@ def check_clean(diagnosis: Diagnosis) -> None:
     assert routes["none"] == "none"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.target}+{pair.drafter}")
 def test_a_published_pair_is_clean(pair: TruePair, tmp_path: Path) -> None:
     check_clean(look(pair.save(tmp_path)))

@@ -217,8 +217,11 @@ VARIANTS: dict[str, Variant] = {
     "not as announced": Variant(
         PACKED,
         TensorError,
-        ("fc is packed as", "bits=4", "bits=8"),
-        {"quantization": {"group_size": 64, "bits": 4, "fc": {"group_size": 64, "bits": 8}}},
+        ("fc is packed as 4 bits in groups of 64", "config.json says 8 bits"),
+        {
+            "quantization": {"group_size": 64, "bits": 4, "fc": {"group_size": 64, "bits": 8}},
+            "quantization_config": GONE,
+        },
     ),
     "softcap as text": bad_config(GEMMA, "final_logit_softcapping", final_logit_softcapping="30"),
 }  # fmt: skip

@@ -86,6 +86,7 @@ def test_the_product_is_right_and_a_row_does_not_know_the_others(
     assert fourbit.cut(feed(x[:, :1], None), group).slices == cut.slices  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_steps_are_the_separate_operations(emulated: CudaOnCpu) -> None:
     kernels, norm = CudaKernels(stream_from_bytes=0), nn.RMSNorm(512, eps=1e-6)
     norm.weight = mx.random.normal((512,)).astype(mx.bfloat16)

@@ -77,6 +77,7 @@ class BlindDrafter(Recorder):
         super().observe(replace(rows, taps=mx.zeros_like(rows.taps)))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_blind_drafter_accepts_less_and_changes_nothing(
     bundled_pairs: Mapping[str, Pair], name: str
@@ -129,6 +130,7 @@ def test_the_script_finds_what_is_wrong(bundled_pair: Pair, cases: list[Case]) -
     ]
 
 
+@pytest.mark.long
 def test_the_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """One prompt and few tokens: too few rounds to show every kind of acceptance."""
     code = main("--prompts 1 --stdlib 0 --blocks 7 --seed 5 --max-tokens 12".split())

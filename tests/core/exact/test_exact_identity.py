@@ -23,6 +23,7 @@ def loaded_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_it_goes_on_where_it_stopped_and_finds_a_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

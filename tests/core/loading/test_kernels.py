@@ -28,6 +28,7 @@ print(sorted(name for name in sys.modules if name.startswith("dflash_suite.")), 
 """
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.skipif(on_cuda(), reason="where MLX computes on CUDA the kernels are imported")
 @pytest.mark.parametrize("speculation", ["none", "dflash"])
 def test_no_cuda_module_is_imported_on_a_cpu(speculation: str) -> None:

@@ -178,6 +178,7 @@ def test_a_rolled_back_window_is_that_of_the_kept_rows_to_the_last_bit(
                     assert meaning([own]) == meaning([other])
 
 
+@pytest.mark.long
 def test_two_pairs_in_one_process_leave_plain_decoding_as_in_a_fresh_one(tmp_path: Path) -> None:
     """Nothing of a run may live on in a class, a module or another model."""
     names = ("gpt_oss", "qwen3_5_moe")
