@@ -15,13 +15,13 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..core.errors import DflashError, OptionError
+from ..core.errors import DflashError, OptionError, refused
 from .actions.exit_codes import CANCELLED_EXIT_CODE
 from .commands.bench import bench
 from .commands.doctor import doctor
 from .commands.generate import generate
 from .commands.quantize import QuantizeCommand, quantize
-from .interrupt import is_interrupt
+from .interrupt import ending_on_sigterm, is_interrupt
 from .options.foreign import ForeignAwareCommand
 from .options.names import with_option_name
 from .options.settings import option_defaults
@@ -34,9 +34,12 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; `ctx` is a context of the click that typer brings along."""
         open_missing_streams()
-        ctx.meta[ASKS_FOR_HELP] = asks_for_help([*ctx._protected_args, *ctx.args])
+        ctx.meta[TRUST] = take_trust(ctx.args)
+        ctx.meta[ARGUMENTS] = [*ctx._protected_args, *ctx.args]
+        ctx.meta[ASKS_FOR_HELP] = asks_for_help(ctx.meta[ARGUMENTS])
         try:
-            return super().invoke(ctx)
+            with ending_on_sigterm():
+                return super().invoke(ctx)
         except (KeyboardInterrupt, ImportError) as exc:  # where a command has nothing to keep
             if not is_interrupt(exc):
                 raise
@@ -50,14 +53,28 @@ class Group(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from exc
         except OSError as exc:
-            if exc.errno not in STDOUT_ERRORS:
-                raise
-            print_error(f"stdout cannot be written: {exc.strerror}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if exc.filename is None and exc.errno in STDOUT_ERRORS:
+                print_error(f"stdout cannot be written: {exc.strerror}")
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            else:  # what no loader had a better word for
+                print_error(str(refused(exc)))
+            raise typer.Exit(1) from exc
+        except MemoryError as exc:
+            print_error("there is not enough memory; take a smaller or quantized model")
             raise typer.Exit(1) from exc
 
 
-ASKS_FOR_HELP = "dflash.asks_for_help"
+ASKS_FOR_HELP, ARGUMENTS = "dflash.asks_for_help", "dflash.arguments"
+TRUST = "--trust-settings"
+
+
+def take_trust(args: list[str]) -> bool:
+    """Whether the switch stands among a command's options; it is taken out there."""
+    options = args[: args.index("--")] if "--" in args else args
+    if TRUST not in options:
+        return False
+    args.remove(TRUST)
+    return True
 
 
 def asks_for_help(args: Sequence[str]) -> bool:
@@ -68,7 +85,8 @@ def asks_for_help(args: Sequence[str]) -> bool:
 
 
 STDOUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
-"""What a full or broken stdout says; a file of ours that cannot be written says SlabWriteError."""
+"""What a full or broken stdout says; a file of ours that cannot be written is named by its error,
+or is a SlabWriteError or ResourceError by then."""
 
 
 def open_missing_streams() -> None:
@@ -131,10 +149,20 @@ def main(
             "--version", callback=show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    trust_settings: Annotated[
+        bool,
+        typer.Option(
+            TRUST,
+            help="Let dflash.toml of the working directory choose models too. May stand behind the "
+            "command as well.",
+        ),
+    ] = False,
 ) -> None:
     """Speculative decoding on MLX: several tokens per pass, the text exactly the model's own.
 
     A DFlash or DFlash2 drafter, or the target's own MTP head, proposes what the target checks.
     """
     if not context.meta.get(ASKS_FOR_HELP, False):
-        context.default_map = option_defaults(SETTABLE)
+        trusted = trust_settings or context.meta.get(TRUST, False)
+        arguments = context.meta.get(ARGUMENTS, ())
+        context.default_map = option_defaults(SETTABLE, arguments, trusted=trusted)

@@ -1,6 +1,11 @@
-"""What a Ctrl-C looks like while modules are imported."""
+"""What a Ctrl-C looks like while modules are imported, and what SIGTERM does."""
 
 from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def is_interrupt(exc: BaseException) -> bool:
@@ -8,3 +13,21 @@ def is_interrupt(exc: BaseException) -> bool:
     return isinstance(exc, KeyboardInterrupt) or (
         isinstance(exc, ImportError) and isinstance(exc.__cause__, KeyboardInterrupt)
     )
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Within it SIGTERM ends the command as an exception does, so that what it holds is given back:
+    a hidden cursor, a half-written file. Exit code 143, as shells count."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)

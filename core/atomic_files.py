@@ -9,32 +9,35 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import stat
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-MODE = 0o644
-"""Of a finished file: others may read it."""
+MODE = 0o666
+"""Less the user's umask, as any program's new file has it."""
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Make `data` the contents of `path`, under an unpredictable temporary name until then.
 
-    Makes the directory. Raises OSError, after which `path` is what it was and nothing is left.
+    Makes the directory. Raises OSError that names `path`, which is then what it was; nothing is
+    left beside it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with os.fdopen(os.open(temporary, NEW, MODE), "wb") as stream:
             stream.write(data)
             stream.flush()
-            os.fchmod(stream.fileno(), MODE)
             put_in_place(stream, temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as exc:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(exc, OSError):  # a full disk is told of a number, not of a name
+            raise OSError(exc.errno, exc.strerror, str(path)) from exc
         raise
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, TypeVar
 
-from .errors import ConfigError, ModelNotFound
+from .errors import ConfigError, ModelNotFound, why_refused
+from .regular_files import read_text
 
 E = TypeVar("E", bound=Exception)
 Kind = Literal["text", "whole", "number", "switch", "texts", "object"]
@@ -27,6 +28,8 @@ EXPECTED: dict[Kind, str] = {
     "texts": "a list of texts",
     "object": "an object",
 }
+LARGEST_SHOWN = 10**40
+AGAIN = "fetch it again"
 LONGEST_SHOWN = 400
 """Characters of a value that a message repeats."""
 
@@ -58,14 +61,16 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises ModelNotFound where there is no such file, ConfigError where it is not a JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise ModelNotFound(
             f"{path} does not exist: give the directory that holds config.json and the "
             "safetensors files, or a hub id"
         ) from None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {why_refused(exc, AGAIN)}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path} cannot be read ({exc}); {AGAIN}") from exc
     return parse_object(text, str(path), ConfigError, "; fetch the file again or restore it")
 
 
@@ -126,7 +131,9 @@ def wrong_value(where: str, value: object, expected: str, error: type[E]) -> E:
 
 
 def shown(value: object) -> str:
-    """A value as a message repeats it: no more than its beginning."""
+    """A value as a message repeats it: no more than its beginning, of a number all or nothing."""
+    if is_whole(value) and abs(value) >= LARGEST_SHOWN:
+        return f"{type(value).__name__}, too large to be shown"
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested deep, or a number of thousands of digits
@@ -210,3 +217,10 @@ class Fields:
 def _plain(value: object) -> object:
     """1e7 and 10000000 are the same number."""
     return float(value) if is_number(value) else value
+
+
+def text_lines(text: str) -> list[str]:
+    """The lines of a text file: they end at \\n and \\r\\n alone, since a JSON text may hold every
+    other character that Python takes for the end of a line, and so may a prompt."""
+    lines = text.split("\n")
+    return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]

@@ -13,6 +13,8 @@ Speculation = Literal["auto", "dflash", "mtp", "none"]
 SPECULATION_VALUES: tuple[Speculation, ...] = get_args(Speculation)
 MtpHidden = Literal["post", "pre"]
 """Which hidden rows feed an MTP head: after the target's final norm, or before it."""
+MtpNorms = Literal["raw", "shifted"]
+MTP_NORMS_VALUES: tuple[MtpNorms, ...] = get_args(MtpNorms)
 MTP_HIDDEN_VALUES: tuple[MtpHidden, ...] = get_args(MtpHidden)
 
 Kernels = Literal["auto", "stock", "fused"]
@@ -44,6 +46,8 @@ class LoadOptions:
     speculation: auto, dflash, mtp or none: which drafters are looked for.
     mtp: the folder of an MTP head; None is the head in the target's own files.
     mtp_hidden: the hidden rows that feed the head: after (post) or before (pre) the final norm.
+    mtp_norms: how the head's norm weights are stored, less one (raw) or not (shifted); None: as
+    their values tell.
     drafter_bits: 4, 8 or 16 (as its file has it); None is 4 for a DFlash drafter that is not
         quantized yet.
     dtype: compute precision; auto is float32 on the CPU and the checkpoint's own elsewhere.
@@ -53,6 +57,8 @@ class LoadOptions:
         measured here, or raise ExactUnavailable. None: measure on the CPU alone, where that costs
         little; elsewhere take a stored plan that costs nothing. False: neither.
     reserve: under auto, load the MTP head beside a DFlash drafter, for the gate to try.
+    adapter_path: a folder with a LoRA adapter of mlx-lm's, over the target; stored probes, which
+    are of the target alone, are not used then.
     """
 
     model: str | None = None
@@ -60,16 +66,22 @@ class LoadOptions:
     speculation: Speculation = "auto"
     mtp: str | None = None
     mtp_hidden: MtpHidden = "post"
+    mtp_norms: MtpNorms | None = None
     drafter_bits: int | None = None
     dtype: DtypeName = "auto"
     kernels: Kernels = DEFAULT_KERNELS
     stored_probe: bool = True
     exact: bool | None = None
     reserve: bool = True
+    adapter_path: str | None = None
 
     def __post_init__(self) -> None:
         require_one_of("speculation", self.speculation, SPECULATION_VALUES)
+        if self.adapter_path is not None:
+            object.__setattr__(self, "stored_probe", False)
         require_one_of("mtp_hidden", self.mtp_hidden, MTP_HIDDEN_VALUES)
+        if self.mtp_norms is not None:
+            require_one_of("mtp_norms", self.mtp_norms, MTP_NORMS_VALUES)
         require_one_of("dtype", self.dtype, DTYPE_NAMES)
         require_one_of("kernels", self.kernels, KERNELS_VALUES)
         if self.drafter_bits is not None:
@@ -196,3 +208,12 @@ def parse_mtp_hidden(text: str) -> MtpHidden:
         expected = "|".join(MTP_HIDDEN_VALUES)
         raise OptionError(f"invalid 'mtp-hidden' value '{text}' (expected {expected})")
     return value
+
+
+def parse_mtp_norms(text: str | None) -> MtpNorms | None:
+    """Trimmed and lower-cased; OptionError for anything but raw and shifted."""
+    if text is None:
+        return None
+    value = text.strip().lower()
+    require_one_of("mtp-norms", value, MTP_NORMS_VALUES)
+    return cast(MtpNorms, value)

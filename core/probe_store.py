@@ -24,6 +24,7 @@ from .. import __version__
 from .atomic_files import write_whole
 from .checkpoint.listing import list_files
 from .json_values import are_texts, bounded, checked, parse_json
+from .regular_files import read_regular, read_text
 from .settings import cache_directory
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def identify(directory: Path) -> str:
     """What changes when the weights of a checkpoint do: its config.json, and names, sizes and
     times of its safetensors files. Empty where these are not there; no weights are read."""
     try:
-        config = (directory / "config.json").read_bytes()
+        config = read_regular(directory / "config.json")
     except OSError:
         return ""
     return identify_files(list_files(directory, "*.safetensors"), config)
@@ -152,11 +153,8 @@ def identify_files(files: Sequence[Path], config: bytes = b"") -> str:
 def load_probe(key: ProbeKey, note: Note = lambda message: None) -> StoredProbe | None:
     """The stored probe of `key`; None where there is none that holds, with a note where a file is
     there and is damaged, of another kind, or outdated."""
-    if key.file.exists() and not key.file.is_file():
-        note(f"stored probe {key.file} ignored: it is not a file")
-        return None
     try:
-        text = key.file.read_text(encoding="utf-8")
+        text = read_text(key.file)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as exc:

@@ -59,6 +59,21 @@ class SamplingOptions:
         """True where an explicit seed must give the same output again, whatever the clock says."""
         return not self.greedy and self.seed is not None
 
+    def idle(self) -> list[str]:
+        """What to say of options that were given and cannot act, a line each."""
+        default = SamplingOptions()
+        drawn = ("top_k", "top_p", "min_p", "seed")
+        given = [name for name in drawn if getattr(self, name) != getattr(default, name)]
+        notes = []
+        if self.greedy and given:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            verb = "does" if len(given) == 1 else "do"
+            notes.append(f"{named} {verb} nothing without a temperature: give --temperature too")
+        penalties = (self.repetition_penalty != 1, self.presence_penalty, self.frequency_penalty)
+        if self.penalty_window != default.penalty_window and not any(penalties):
+            notes.append("--penalty-window does nothing without a penalty")
+        return notes
+
     def to_dict(self) -> dict[str, object]:
         """The `sampling` object of `--json`."""
         return {**asdict(self), "logit_bias": {str(token): bias for token, bias in self.logit_bias}}

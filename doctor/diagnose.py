@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ..core.errors import DflashError
+from ..core.errors import DflashError, resource_errors
 from ..drafters.locate import find_drafter
 from ..drafters.mtp.find import is_head_folder
 from .checks.check import Check, Words, run_checks
@@ -86,7 +86,8 @@ class Findings:
     def open(self, reference: str, checks: Sequence[Check[S]]) -> Opened | None:
         """The directory of a reference; without one the first check fails, and it is None."""
         try:
-            found = self._enter(reference)
+            with resource_errors():
+                found = self._enter(reference)
         except DflashError as error:
             self._checks.append(checks[0].words.failed(error))
             self.skip(checks[1:])
@@ -157,7 +158,8 @@ class Findings:
     def _head_folder(self, reference: str) -> Path | None:
         """The directory of a reference that holds an MTP head and nothing else."""
         try:
-            found = self._enter(reference)
+            with resource_errors():
+                found = self._enter(reference)
         except DflashError:
             return None  # reported as a drafter's
         return found.path if not is_drafter(found.path) and is_head_folder(found.path) else None

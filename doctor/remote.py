@@ -17,10 +17,18 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from ..core.checkpoint.hub import DOWNLOADED, NOT_DOWNLOADED, local_directory
+from ..core.checkpoint.hub import (
+    DOWNLOADED,
+    NOT_DOWNLOADED,
+    HubId,
+    advice,
+    cached_snapshot,
+    local_or_hub,
+)
 from ..core.checkpoint.listing import list_tree
-from ..core.checkpoint.safetensors_headers import MAX_HEADER_BYTES, weight_files
-from ..core.errors import ModelNotFound, TensorError
+from ..core.checkpoint.safetensors_headers import MAX_HEADER_BYTES
+from ..core.checkpoint.weight_index import require_inside, weight_files
+from ..core.errors import ModelNotFound, TensorError, described
 from ..drafters.bundled.paths import bundled_directory
 from .checks.download import Download
 from .checks.machine import free_bytes
@@ -46,34 +54,24 @@ def opened(reference: str) -> Iterator[Opened]:
 
     Raises ModelNotFound for a name that leads nowhere, TensorError for a file without a header.
     """
-    here = bundled_directory(reference) or local_directory(reference)
-    cached = _cached(reference) if here is None else None
-    if here is None and cached is not None and _is_whole(cached):
-        here = cached
-    if here is not None:
-        yield Opened(here)
+    found = bundled_directory(reference) or local_or_hub(reference)
+    if isinstance(found, Path):
+        yield Opened(found)
+        return
+    from huggingface_hub import snapshot_download
+
+    cached = cached_snapshot(snapshot_download, found)
+    if cached is not None and _is_whole(cached):
+        yield Opened(cached)
         return
     with tempfile.TemporaryDirectory(prefix="dflash-doctor-") as name:
-        unreachable = _mirror(reference, Path(name))
+        unreachable = _mirror(found, Path(name))
         if unreachable is None:
             yield Opened(Path(name), is_mirror=True)
         elif cached is not None:
             yield Opened(cached)
         else:
             raise unreachable
-
-
-def _cached(repository: str) -> Path | None:
-    """The snapshot in the local hub cache, whole or not; None where there is none."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repository, local_files_only=True))
-    except HFValidationError as exc:
-        raise ModelNotFound(f"{repository} is not a hub id ({exc}); give owner/name") from exc
-    except (LocalEntryNotFoundError, OSError):
-        return None
 
 
 def _is_whole(snapshot: Path) -> bool:
@@ -84,7 +82,7 @@ def _is_whole(snapshot: Path) -> bool:
         return False
 
 
-def _mirror(repository: str, directory: Path) -> ModelNotFound | None:
+def _mirror(wanted: HubId, directory: Path) -> ModelNotFound | None:
     """Fill `directory` with the repository's small files and sparse weight files.
 
     Returns the error where the hub does not have it or cannot be reached.
@@ -94,26 +92,28 @@ def _mirror(repository: str, directory: Path) -> ModelNotFound | None:
 
     http_error: Any = HfHubHTTPError.__bases__[0]  # of whichever httpx the hub's library uses
     try:
-        info = HfApi().model_info(repository, files_metadata=True)
-        revision = info.sha or "main"
+        info = HfApi().model_info(wanted.name, revision=wanted.revision, files_metadata=True)
+        revision = info.sha or wanted.revision or "main"
         sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
-        names = [name for name in sizes if _is_wanted(name, sizes[name])]
+        names = [name for name in sizes if is_wanted(name, sizes[name])]
         with ThreadPoolExecutor(WORKERS) as pool:
             jobs = [
-                pool.submit(_fetch, repository, revision, name, sizes[name], directory / name)
+                pool.submit(_fetch, wanted.name, revision, name, sizes[name], directory / name)
                 for name in names
             ]
             for job in jobs:
                 job.result()
     except (http_error, OSError) as exc:
-        return ModelNotFound(
-            f"hub id {repository} could not be read ({type(exc).__name__}: {exc}); check the name "
-            "and the network, or give a directory"
-        )
+        return ModelNotFound(f"hub id {wanted} could not be read ({described(exc)}); {advice(exc)}")
     return None
 
 
-def _is_wanted(name: str, size: int) -> bool:
+def is_wanted(name: str, size: int) -> bool:
+    """Whether a file of a repository is looked at; one whose name leads elsewhere never is."""
+    try:
+        require_inside(name)
+    except ValueError:
+        return False
     if any(fnmatch(name, pattern) for pattern in NOT_DOWNLOADED):
         return False
     if name.endswith(".safetensors"):

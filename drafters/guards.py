@@ -10,25 +10,44 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checkpoint.families import canonical_type, require_supported
-from ..core.checkpoint.target_config import TargetConfig
+from ..core.checkpoint.target_config import (
+    TargetConfig,
+    read_target_config,
+    refuse_other_kinds,
+)
 from ..core.errors import CheckpointError, DrafterMismatch, UnsupportedModel
-from ..core.json_values import Fields
+from ..core.json_values import Fields, read_json
 from .dflash.config import DrafterConfig
-from .dflash.container import classify
+from .dflash.container import classify, drafter_signs
+
+
+def open_target_config(directory: Path) -> TargetConfig:
+    """A target's config; a directory of another kind says what it is.
+
+    Raises ModelNotFound, ConfigError or UnsupportedModel.
+    """
+    refuse_other_kinds(directory)
+    check_is_target(read_json(directory / "config.json"), directory / "config.json")
+    return read_target_config(directory)
 
 
 def check_is_target(raw: Mapping[str, Any], file: Path) -> str:
     """The model_type of a target's config.json; UnsupportedModel for a drafter's, or another."""
     try:
-        kind = classify(raw, file)
-    except CheckpointError:  # no drafter that is known
+        kind = f"a {classify(raw, file)} drafter"
+    except CheckpointError as exc:  # no drafter that is run
+        if signs := drafter_signs(raw):
+            raise UnsupportedModel(
+                f"{file} belongs to a drafter and not to a target ({', '.join(signs)}), and as a "
+                f"drafter: {exc}"
+            ) from exc
         label, model_type = Fields(file, (("", raw),)).require("model_type")
         if not isinstance(model_type, str):
             raise Fields(file, ()).wrong_type(label, model_type, "a name") from None
         require_supported(model_type, file, raw)
         return canonical_type(model_type)
     raise UnsupportedModel(
-        f"{file} is a {kind} drafter and not a target: give its directory to --drafter, and the "
+        f"{file} is {kind} and not a target: give its directory to --drafter, and the "
         "model that it was trained for as the target"
     )
 

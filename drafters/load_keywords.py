@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from ..core.options import DtypeName, Kernels, MtpHidden
+from ..core.options import DtypeName, Kernels, MtpHidden, MtpNorms
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -15,9 +15,11 @@ class LoadKeywords(TypedDict, total=False):
 
     mtp: str | None
     mtp_hidden: MtpHidden
+    mtp_norms: MtpNorms | None
     drafter_bits: int | None
     dtype: DtypeName
     kernels: Kernels
     stored_probe: bool
     exact: bool | None
     reserve: bool
+    adapter_path: str | None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ..core.checkpoint.hub import resolve_directory
+from ..core.settings import user_path
 from .bundled import paths as bundled
 
 
@@ -19,8 +21,10 @@ def find_drafter(model: str | None, drafter: str | None) -> str | None:
         return drafter
     if model is None or model == bundled.TARGET:
         return bundled.DRAFTER
-    directory = Path(model).expanduser()
-    if directory.resolve() == bundled.ROOT / "target":
+    if "\0" in model:  # no path; locate says so
+        return None
+    directory = user_path(model)
+    if os.path.realpath(directory) == str(bundled.ROOT / "target"):
         return bundled.DRAFTER
     beside = directory / "drafter"
-    return str(beside) if beside.is_dir() else None
+    return str(beside) if os.path.isdir(beside) else None  # also where nobody may look

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..core.checkpoint.target_config import read_target_config
 from ..core.decode.drafter import Drafter
+from ..core.errors import resource_errors
 from ..core.exact.promise import Promise, keep_exact
 from ..core.loading.load import load_target
 from ..core.options import GenerateOptions, LoadOptions
@@ -14,7 +14,7 @@ from ..core.report import SILENT, Report
 from ..core.target.target import Target
 from ..core.wired_limit import while_raised
 from .bundled import paths as bundled
-from .guards import check_is_target
+from .guards import open_target_config
 from .locate import locate
 from .opening import find_candidates, open_candidates
 from .routes import Route, choose_route
@@ -31,7 +31,7 @@ class Pair:
     drafter: the one that the route starts with, None for plain decoding; reserve: the one that
     the gate tries where the first does not pay; problems: (method, why its drafter is not there);
     promise: what was measured of the target's rows; notes: what was put right of the target's
-    files, a line each.
+    files, a line each; adapter_path: the LoRA adapter over the target.
     """
 
     target: Target
@@ -42,6 +42,7 @@ class Pair:
     problems: tuple[tuple[str, str], ...] = ()
     promise: Promise = Promise()
     notes: tuple[str, ...] = ()
+    adapter_path: str | None = None
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -49,6 +50,7 @@ class Pair:
         return tuple(one for one in (self.drafter, self.reserve) if one is not None)
 
 
+@resource_errors()
 @while_raised
 def load_pair(
     loading: LoadOptions | None = None,
@@ -61,14 +63,13 @@ def load_pair(
     why. `dflash` and `mtp` raise where they cannot run; `none` opens no drafter file. checked:
     the request whose blocks are compared with single rows where `loading.exact` is None.
     Raises ModelNotFound, CheckpointError, DrafterMismatch, RouteUnavailable, OptionError,
-    ForwardMismatch and ExactUnavailable, each naming what was found.
+    ForwardMismatch, ExactUnavailable and ResourceError, each naming what was found.
     """
     loading = loading or LoadOptions()
-    config = read_target_config(locate(loading.model or bundled.TARGET))
-    check_is_target(config.raw, config.file)
+    config = open_target_config(locate(loading.model or bundled.TARGET))
     candidates = find_candidates(config, loading, report)
     report.say(f"loading target {config.path}")
-    loaded = load_target(config, loading.dtype, loading.kernels)
+    loaded = load_target(config, loading.dtype, loading.kernels, loading.adapter_path)
 
     def open_one(candidate: Candidate) -> Drafter:
         return open_drafter(candidate, loaded.target, loading, report)
@@ -83,7 +84,15 @@ def load_pair(
     )
     first, second = [*opened.drafters, None, None][:2]
     return Pair(
-        target, loaded.tokenizer, first, route, second, opened.problems, promise, loaded.notes
+        target,
+        loaded.tokenizer,
+        first,
+        route,
+        second,
+        opened.problems,
+        promise,
+        loaded.notes,
+        loading.adapter_path,
     )
 
 

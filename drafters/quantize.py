@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checkpoint.weight_source import read_source
-from ..core.errors import SlabError
+from ..core.errors import SlabError, resource_errors
 from ..core.options import GenerateOptions, QuantizeOptions
 from ..core.report import Report
 from .dflash.config import DrafterConfig, read_drafter_config
@@ -22,7 +22,7 @@ from .locate import locate
 from .pair import Pair
 from .slab.build import Plan
 from .slab.check import DraftAgreement, PackingError, compare_drafters, packing_errors
-from .slab.export import finish_export, prepare_export
+from .slab.export import whole_export
 from .slab.file_format import Slab
 from .slab.load import plan_drafter, slab_store
 from .slab.use import SlabStore
@@ -76,6 +76,7 @@ class SlabCheck:
         return {"tensors": [entry.to_dict() for entry in self.tensors], "agreement": agreement}
 
 
+@resource_errors()
 def quantize_drafter(
     reference: str,
     options: QuantizeOptions,
@@ -89,26 +90,33 @@ def quantize_drafter(
     quantized already.
 
     reference: directory, hub id or bundled:NAME; out: a directory that becomes a drafter of its
-    own. Raises ModelNotFound, ConfigError, TensorError, SlabError or OutputExists.
+    own. Raises ModelNotFound, ConfigError, TensorError, SlabError, OutputExists or ResourceError.
     """
     config = read_drafter_config(locate(reference))
     source = read_source(config.path)
+    if source.is_quantized and out is not None:
+        raise SlabError(
+            f"{config.path} is quantized already, and packing it once more would lose twice: give "
+            f"the bfloat16 drafter to make {out}, or copy the directory as it is"
+        )
     if source.is_quantized:
         report.note(f"{config.path} is quantized already and is used as it is: nothing to do")
         return None
     config = with_biases(config, source.tensors)
     plan = plan_drafter(config, source, options)
-    places = None if out is None else [prepare_export(out, plan, force=force)]
-    store = slab_store(plan, report, places, force=force, verify=verify)
     started = time.perf_counter()
 
     def take(slab: Slab) -> int:
         slab.verify(report.bytes_of("checking the slab"))
         return slab.size_bytes
 
-    found = store.obtain(take)
-    if out is not None:
-        finish_export(out, plan)
+    if out is None:
+        store = slab_store(plan, report, force=force, verify=verify)
+        found = store.obtain(take)
+    else:
+        with whole_export(out, plan, force=force) as place:
+            store = slab_store(plan, report, [place], force=force, verify=verify)
+            found = store.obtain(take)
     elapsed_sec = time.perf_counter() - started
     return Quantized(
         config, store, found.path, found.built, found.value, elapsed_sec, peak_rss_bytes()

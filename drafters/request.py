@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.block import Block
+from ..core.decode.chat import Chat
 from ..core.errors import PromptError
 from ..core.exact.promise import Promise
 from ..core.options import GenerateOptions, Speculation
@@ -44,6 +45,13 @@ class Request:
             raise PromptError("a request has either a prompt or messages")
         if self.messages is None and (self.tools or self.reasoning is not None):
             raise PromptError("tools and reasoning go through a chat template: give messages")
+
+    @property
+    def chat(self) -> Chat | None:
+        """The chat to render; None for a prompt."""
+        if self.messages is None:
+            return None
+        return Chat(self.messages, self.tools, self.reasoning)
 
     def options(self, prefill_step_size: int) -> GenerateOptions:
         """As the decode loop takes them. Raises OptionError for values that no run could use."""
@@ -89,7 +97,7 @@ class Completion:
 
     identity: what may be said of its ids, None where nothing is. block: the rows of its passes.
     drafter_bits: bits a weight of its first drafter, None for plain decoding and MTP heads.
-    promise: what was measured of the target's rows.
+    promise: what was measured of the target's rows; adapter_path: the LoRA adapter over the target.
     """
 
     text: str
@@ -102,6 +110,7 @@ class Completion:
     drafter_bits: int | None
     sampling: SamplingOptions
     promise: Promise
+    adapter_path: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of a request, whichever command answered it."""
@@ -121,6 +130,7 @@ class Completion:
                 "exact": self.promise.asked,
                 "plan": plan.to_dict() if plan else None,
             },
+            "adapter_path": self.adapter_path,
             "sampling": self.sampling.to_dict(),
             "stats": self.stats.to_dict(),
         }

@@ -30,8 +30,8 @@ class Route:
         }
 
     def notes(self, options: GenerateOptions, loading: LoadOptions) -> list[str]:
-        """Options that were given and do nothing on this route."""
-        notes = []
+        """Options that were given and do nothing in this request."""
+        notes = options.sampling.idle()
         for method in METHODS:
             if not any(method.owns(name) for name in (self.route, self.reserve or "")):
                 ignored = method.ignored.format(route=self.route)

@@ -70,7 +70,7 @@ def run_generate(call: GenerateCall) -> None:
     ids = encode_prompt(engine.tokenizer, source.text, asked)
     done, cancelled = _answer(engine, ids, call, progress)
     if call.shown.as_json:
-        print_document({"schema": SCHEMA, **done.to_dict()})
+        print_document({"schema": SCHEMA, **done.to_dict(), "notes": _notes(engine, done, call)})
     elif not quiet:
         _print_footer(engine, done, call)
         said = reasoning_note(engine.tokenizer, source.text, asked) if call.shown.stats else None
@@ -137,12 +137,18 @@ def _print_footer(engine: Engine, done: Completion, call: GenerateCall) -> None:
     said = done.identity
     note = "" if said is None else f"identity with plain decoding: {said}"
     bits = f", {done.drafter_bits}-bit drafter" if done.drafter_bits else ""
-    print_note(format_footer(done.route, done.stats, done.block.describe() + bits, note))
-    for said in engine.position_notes(done.stats.prompt_tokens, len(done.token_ids)):
+    adapter = f", adapter {done.adapter_path}" if done.adapter_path else ""
+    said_of_block = done.block.describe() + bits + adapter
+    print_note(format_footer(done.route, done.stats, said_of_block, note))
+    for said in _notes(engine, done, call):
         print_note(said)
-    for ignored in done.route.notes(call.options, call.loading):
-        print_note(ignored)
     if call.shown.stats:
         print_note(format_accept_profile(done.stats))
     if done.stats.phase_sec:
         print_note(format_phases(done.stats))
+
+
+def _notes(engine: Engine, done: Completion, call: GenerateCall) -> list[str]:
+    """What is to be said of the request beside its figures."""
+    beyond = engine.position_notes(done.stats.prompt_tokens, len(done.token_ids))
+    return [*beyond, *done.route.notes(call.options, call.loading)]

@@ -10,6 +10,7 @@ from ...core.options import (
     parse_dtype,
     parse_kernels,
     parse_mtp_hidden,
+    parse_mtp_norms,
     parse_speculation,
 )
 from ...core.sampling_options import SamplingOptions
@@ -35,6 +36,7 @@ def generate(
     model: load.ModelOption = LoadOptions.model,
     drafter: load.DrafterOption = LoadOptions.drafter,
     mtp: load.MtpOption = LoadOptions.mtp,
+    adapter_path: load.AdapterPathOption = LoadOptions.adapter_path,
     speculation: load.SpeculationOption = LoadOptions.speculation,
     block_size: decode.BlockSizeOption = GenerateOptions.block_size,
     draft_tokens: decode.DraftTokensOption = GenerateOptions.draft_tokens,
@@ -60,6 +62,7 @@ def generate(
     dtype: load.DtypeOption = LoadOptions.dtype,
     kernels: load.KernelsOption = LoadOptions.kernels,
     mtp_hidden: load.MtpHiddenOption = LoadOptions.mtp_hidden,
+    mtp_norms: load.MtpNormsOption = LoadOptions.mtp_norms,
     prefill_step_size: decode.PrefillStepSizeOption = GenerateOptions.prefill_step_size,
     profile: decode.ProfileOption = GenerateOptions.profile,
     show_settings: show.ShowSettingsOption = False,
@@ -98,7 +101,9 @@ def generate(
         drafter=drafter,
         speculation=parse_speculation(speculation),
         mtp=mtp,
+        adapter_path=adapter_path,
         mtp_hidden=parse_mtp_hidden(mtp_hidden),
+        mtp_norms=parse_mtp_norms(mtp_norms),
         drafter_bits=drafter_bits,
         dtype=parse_dtype(dtype),
         kernels=parse_kernels(kernels),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import PromptError
-from ...core.json_values import are_whole, parse_object
+from ...core.json_values import are_whole, parse_object, text_lines
 from .prompt import CHAT_OR_RAW, RAW, encode_prompt, read_text_file
 
 KEYS = ("text", "user", "prompt_ids")
@@ -15,7 +15,7 @@ KEYS = ("text", "user", "prompt_ids")
 
 def read_prompt_lines(file: Path) -> list[dict[str, Any]]:
     """One object a prompt, each with one of KEYS. Raises PromptError, which names the line."""
-    lines = [line for line in read_text_file(file).splitlines() if line.strip()]
+    lines = [line for line in text_lines(read_text_file(file)) if line.strip()]
     if file.suffix == ".jsonl":
         prompts = [_parse(file, number, line) for number, line in enumerate(lines, start=1)]
     else:

@@ -28,8 +28,7 @@ MLX_LM: dict[str, str] = {
     "--xtc-threshold": "XTC sampling is not supported",
     "--min-tokens-to-keep": "min-p keeps at least one token",
     "--trust-remote-code": "no code of a model repository is ever run",
-    "--adapter-path": "adapters are not supported",
-    "--revision": "a hub id names the revision that the hub's cache or its main branch has",
+    "--revision": "a revision stands behind the hub id: owner/name@revision",
 }
 """Options of `mlx_lm.generate`, and what to use in their place."""
 

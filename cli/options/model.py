@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...core.options import MTP_HIDDEN_VALUES
+from ...core.options import MTP_HIDDEN_VALUES, MTP_NORMS_VALUES
 from . import panels
 
 ModelOption = Annotated[
@@ -29,6 +29,16 @@ DrafterOption = Annotated[
         help="DFlash or DFlash2 drafter, or an MTP head's folder. Omitted: MODEL/drafter where it "
         "exists, or the bundled one (bundled:dflash2; bundled:dflash is there too) for the "
         "bundled target.",
+        show_default=False,
+        rich_help_panel=panels.MODEL,
+    ),
+]
+AdapterPathOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter-path",
+        metavar="DIR",
+        help="A LoRA adapter for the target, as mlx_lm.lora writes it; it runs on MLX's kernels.",
         show_default=False,
         rich_help_panel=panels.MODEL,
     ),
@@ -72,6 +82,17 @@ MtpHiddenOption = Annotated[
         "--mtp-hidden",
         metavar="|".join(MTP_HIDDEN_VALUES),
         help="Hidden rows that feed the MTP head: after or before the target's final norm.",
+        rich_help_panel=panels.ADVANCED,
+    ),
+]
+MtpNormsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mtp-norms",
+        metavar="|".join(MTP_NORMS_VALUES),
+        help="How the MTP head's norm weights are stored: less one, as in original files, or as "
+        "they are used. Omitted: as their values tell.",
+        show_default=False,
         rich_help_panel=panels.ADVANCED,
     ),
 ]

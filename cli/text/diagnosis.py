@@ -16,6 +16,8 @@ INDENT = 5 + 13
 ROUTE_INDENT = 8 + 12
 MOST_COLUMNS = 100
 """Longer lines are hard to read, however wide the terminal."""
+FEWEST_COLUMNS = 20
+"""Of a text: what is narrower is broken by the terminal, not here."""
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
@@ -36,7 +38,10 @@ def format_diagnosis(diagnosis: Diagnosis, columns: int = 80) -> Iterator[Text]:
                 yield from _finding(result, columns)
     if diagnosis.not_reached:
         names = "not reached: " + ", ".join(diagnosis.not_reached)
-        yield from (Text(line) for line in textwrap.wrap(names, columns, subsequent_indent="  "))
+        yield from (
+            Text(line)
+            for line in textwrap.wrap(names, max(columns, FEWEST_COLUMNS), subsequent_indent="  ")
+        )
     if diagnosis.routes:
         yield Text("routes of dflash generate", style="bold")
         for finding in diagnosis.routes:
@@ -75,7 +80,6 @@ def _route(finding: RouteFinding, columns: int) -> Iterator[Text]:
 
 def _hang(head: str, text: str, columns: int) -> list[str]:
     """`text` after `head`, continued under its own start; long paths are never broken."""
-    lines = textwrap.wrap(
-        text, columns - len(head), break_long_words=False, break_on_hyphens=False
-    ) or [""]
+    width = max(columns - len(head), FEWEST_COLUMNS)
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
     return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]

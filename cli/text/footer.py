@@ -23,6 +23,10 @@ def print_error(message: str) -> None:
     console.print(Text.assemble(("error:", "red"), " ", styled(console, message)))
 
 
+FEWEST_COLUMNS = 20
+"""What is narrower is broken by the terminal, not here."""
+
+
 def print_note(message: str) -> None:
     """One dim line on stderr, or several; on a terminal they break between words."""
     console = stderr_console()
@@ -33,7 +37,8 @@ def print_note(message: str) -> None:
 
 def wrapped(line: str, columns: int) -> str:
     """A line broken between words; a path is never broken."""
-    return textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
+    width = max(columns, FEWEST_COLUMNS)
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def format_footer(route: Route, stats: GenerationStats, block: str, device_note: str) -> str:

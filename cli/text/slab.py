@@ -65,14 +65,16 @@ def format_slabs(entries: list[SlabEntry]) -> str:
 
 
 def format_pruned(entries: list[SlabEntry], removed: list[SlabEntry]) -> str:
-    """What was removed and freed, and how much is left."""
+    """What was removed and freed, what is not ours and stays, and how much is left."""
+    foreign = [entry for entry in entries if entry.state == "foreign"]
     left = len(entries) - len(removed)
-    kept = f"{left} slab{'s' * (left != 1)} kept"
-    if not removed:
-        return f"nothing to remove; {kept}"
+    kept = f"{left} file{'s' * (left != 1)} kept"
     freed = sum(entry.size_bytes for entry in removed)
-    lines = [line for entry in removed for line in _lines(entry)]
-    return "\n".join([*lines, f"removed {len(removed)}, freed {format_bytes(freed)}; {kept}"])
+    done = (
+        f"removed {len(removed)}, freed {format_bytes(freed)}" if removed else "nothing to remove"
+    )
+    lines = [line for entry in (*removed, *foreign) for line in _lines(entry)]
+    return "\n".join([*lines, f"{done}; {kept}"])
 
 
 def _lines(entry: SlabEntry) -> Iterator[str]:

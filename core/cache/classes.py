@@ -32,6 +32,15 @@ LayerHeld = Held | RingRows | None
 recurrent one its arrays, a ring a copy, a cache that only grows nothing."""
 
 
+def held_arrays(held: LayerHeld) -> list[mx.array]:
+    """The arrays in it."""
+    if held is None:
+        return []
+    if isinstance(held, RingRows):
+        return _there([held.keys, held.values])
+    return _there(held.arrays if isinstance(held, Cut) else held)
+
+
 class CacheClass:
     """The caches of a class that the suite does not know; base of those that it knows.
 
@@ -70,6 +79,9 @@ class CacheClass:
     def fork(self, layer: Any) -> Any:
         """The same contents in a cache of its own."""
         return copy.deepcopy(layer)
+
+    def compact(self, layer: Any) -> None:
+        """Keep no more memory than the rows in use need, where that can be."""
 
     def arrays(self, layer: Any) -> list[mx.array]:
         """Every array that it keeps."""
@@ -111,8 +123,12 @@ class RecurrentCaches(CacheClass):
         layer.advance(-count)
 
     def hold(self, layer: Any, lasting: bool) -> LayerHeld:
-        """By reference; a cut is made now, so that its whole block is not kept alive."""
-        return layer[0], layer[1]
+        """By reference; a cut is made now, so that its whole block is not kept alive. lasting: not
+        as parts of larger arrays either."""
+        window, state = layer[0], layer[1]
+        if not lasting or window is None or state is None:
+            return window, state
+        return mx.contiguous(window), mx.contiguous(state)
 
     def fork(self, layer: Any) -> Any:
         forked = copy.copy(layer)
@@ -201,6 +217,18 @@ class KvCaches(OtherKvCaches):
 
     rolls_back = True
     takes_back_any_row = True
+
+    def compact(self, layer: Any) -> None:
+        if layer.keys is not None:
+            layer.keys = mx.contiguous(layer.keys[..., : layer.offset, :])
+            layer.values = mx.contiguous(layer.values[..., : layer.offset, :])
+
+
+class FixedCaches(KvCaches):
+    """A buffer that stays as large as it is."""
+
+    def compact(self, layer: Any) -> None:
+        return
 
 
 class RingCaches(OtherKvCaches):

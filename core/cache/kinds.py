@@ -76,6 +76,12 @@ def fork_cache(cache: Sequence[Any]) -> list[Any]:
     return [class_of(layer).fork(layer) for layer in cache]
 
 
+def compact_cache(cache: Sequence[Any]) -> None:
+    """Let go of the buffers' rows that are not in use: what was forgotten, or is yet to come."""
+    for layer in cache:
+        class_of(layer).compact(layer)
+
+
 def cache_arrays(cache: Sequence[Any]) -> list[mx.array]:
     """Every array that the caches hold, for one evaluation; of a cut what it is cut from."""
     return [array for layer in cache for array in class_of(layer).arrays(layer)]

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from .classes import (
     CacheClass,
+    FixedCaches,
     GdnCaches,
     KvCaches,
     LayerKind,
@@ -31,7 +32,7 @@ CLASSES: tuple[tuple[type, CacheClass], ...] = (
     (ArraysCache, RecurrentCaches()),
     (SlidingCache, SlidingCaches()),
     (RotatingKVCache, RingCaches()),
-    (FixedKVCache, KvCaches()),
+    (FixedKVCache, FixedCaches()),
     (KVCache, KvCaches()),
 )
 """The first row whose class a cache is an instance of; a subclass stands before its base."""

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+
 from ..errors import RollbackError
-from .classes import LayerHeld
+from .classes import LayerHeld, held_arrays
 from .layer_caches import class_of, offset_of
 
 
@@ -34,11 +36,16 @@ def take_place(cache: Sequence[Any], *, lasting: bool = False) -> Place:
     """Where the caches stand now; arrays are held by reference.
 
     A ring is come back to only as long as nothing that it held has left its window, unless the
-    place is lasting: its rows are copied then. Raises UnsupportedCache for a class that
-    has no lasting way back.
+    place is lasting: its rows are copied then, and no array is a part of a larger one. Raises
+    UnsupportedCache for a class that has no lasting way back.
     """
     held = tuple(class_of(layer).hold(layer, lasting) for layer in cache)
     return Place(tuple(map(offset_of, cache)), held)
+
+
+def place_arrays(place: Place) -> list[mx.array]:
+    """Every array that a place keeps alive."""
+    return [array for held in place.held for array in held_arrays(held)]
 
 
 def can_come_back(cache: Sequence[Any], place: Place) -> bool:

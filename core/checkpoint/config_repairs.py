@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..json_values import shown
 from .families import Family
+from .layer_overrides import flat_sizes, tied_at_the_top
 from .rope import WITHOUT_EFFECT, Rope, read_rope
 from .safetensors_headers import listing
 
@@ -42,15 +44,18 @@ def find_repairs(family: Family, file: Path, raw: Mapping[str, Any]) -> Repairs:
     _check_window(file, family, text)
     ropes = read_ropes(family, file, text)
     _check_wrapper(file, raw, text)
-    changes = {} if family.rope == "layer types" else _placed(family, text, ropes[""])
+    by_layer = family.rope == "layer types"
+    changes = flat_sizes(file, text) if by_layer else _placed(family, text, ropes[""])
+    tied = tied_at_the_top(raw, text)
     overrides: dict[str, Any] = {}
     if family.model_type != raw.get("model_type"):
         overrides["model_type"] = family.model_type
-    if changes:
-        overrides |= {"text_config": {**text, **changes}} if text is not raw else changes
+    nested = {**changes, **tied}
+    if nested:
+        overrides |= {"text_config": {**text, **nested}} if text is not raw else nested
     if family.wraps_vocab:
         overrides |= _wrapped_vocab(file, raw, text)
-    notes = _rope_notes(family, file, ropes, bool(changes))
+    notes = _rope_notes(family, file, ropes, bool(changes) and not by_layer)
     return Repairs(overrides, tuple(notes), ropes)
 
 
@@ -68,7 +73,7 @@ def read_ropes(family: Family, file: Path, text: Mapping[str, Any]) -> dict[str,
     if nested is None:
         return GEMMA_ROPES
     if not isinstance(nested, dict):
-        raise ConfigError(f"{file}: 'rope_parameters' is {nested!r}, expected an object")
+        raise ConfigError(f"{file}: 'rope_parameters' is {shown(nested)}, expected an object")
     ropes = {}
     for kind in LAYER_TYPES:
         if not isinstance(nested.get(kind), dict) or "rope_theta" not in nested[kind]:
@@ -125,17 +130,17 @@ def _reads(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
 
 def _rope_notes(family: Family, file: Path, ropes: Mapping[str, Rope], moved: bool) -> list[str]:
     notes = []
-    shown = "; ".join(dict.fromkeys(str(rope) for rope in ropes.values()))
+    stated = "; ".join(dict.fromkeys(str(rope) for rope in ropes.values()))
     if moved:
         places = {"nested": "rope_parameters", "both": "one place"}.get(family.rope, "flat keys")
         notes.append(
             f"{file} states its rope (rope_theta {ropes[''].theta}) outside {places}, where mlx-lm "
             f"does not look for {family.model_type}, or leaves something to the family's code; it "
-            f"was passed on: {shown}"
+            f"was passed on: {stated}"
         )
     if not family.scales_rope and any(rope.kind != "default" for rope in ropes.values()):
         notes.append(
-            f"{file} asks for a scaled rope ({shown}), which mlx-lm's {family.model_type} never "
+            f"{file} asks for a scaled rope ({stated}), which mlx-lm's {family.model_type} never "
             "reads; it was put in"
         )
     if ignored := sorted({key for rope in ropes.values() for key in rope.ignored}):
@@ -163,8 +168,8 @@ def _wrapped_vocab(file: Path, raw: Mapping[str, Any], text: Mapping[str, Any]) 
     inner, outer = text.get("vocab_size"), raw.get("vocab_size")
     if inner is not None and outer is not None and inner != outer:
         raise ConfigError(
-            f"{file}: 'vocab_size' is {outer} and 'text_config.vocab_size' is {inner}; one of them "
-            "is wrong"
+            f"{file}: 'vocab_size' is {shown(outer)} and 'text_config.vocab_size' is "
+            f"{shown(inner)}; one of them is wrong"
         )
     return {"vocab_size": inner} if outer is None and inner is not None else {}
 
@@ -179,8 +184,9 @@ def _check_layer_types(file: Path, family: Family, text: Mapping[str, Any]) -> N
         expected = "linear_attention" if (index + 1) % max(interval, 1) else "full_attention"
         if kind != expected:
             raise ConfigError(
-                f"{file}: 'layer_types' has {kind!r} at layer {index}, but full_attention_interval "
-                f"{interval} makes it {expected}; mlx-lm builds the latter"
+                f"{file}: 'layer_types' has {shown(kind)} at layer {index}, but "
+                f"full_attention_interval {shown(interval)} makes it {expected}; "
+                "mlx-lm builds the latter"
             )
 
 
@@ -193,6 +199,6 @@ def _check_window(file: Path, family: Family, text: Mapping[str, Any]) -> None:
     window = text["sliding_window"]
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ConfigError(
-            f"{file}: 'layer_types' has sliding_attention, but 'sliding_window' is {window!r}, "
-            "expected a positive number of rows"
+            f"{file}: 'layer_types' has sliding_attention, but 'sliding_window' is "
+            f"{shown(window)}, expected a positive number of rows"
         )

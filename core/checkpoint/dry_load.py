@@ -17,11 +17,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import CheckpointError, ConfigError, TensorError
+from ..errors import CheckpointError, ConfigError, TensorError, described
 from .mlx_models import model_module
 from .packings import FLOAT_MODES
+from .param_types import require_types
 from .rope_modules import fit_ropes
-from .safetensors_headers import shorten
 from .target_config import TargetConfig
 
 
@@ -67,7 +67,7 @@ def build_model(config: TargetConfig) -> Any:
     except Exception as exc:  # mlx-lm's code raises of every kind for a bad config or file
         raise ConfigError(
             f"{config.file}: mlx-lm cannot build a {config.model_type} of it "
-            f"({type(exc).__name__}: {exc}); fetch the file again, or correct the sizes in it"
+            f"({described(exc)}); fetch the file again, or correct the sizes in it"
         ) from exc
 
 
@@ -106,7 +106,7 @@ def quantize(skeleton: Skeleton) -> None:
     except Exception as exc:  # as above
         raise CheckpointError(
             f"{skeleton.config.file}: 'quantization' cannot be applied to the tensors "
-            f"({type(exc).__name__}: {exc}); take config.json and weights of one conversion"
+            f"({described(exc)}); take config.json and weights of one conversion"
         ) from exc
 
 
@@ -118,6 +118,7 @@ def fill(skeleton: Skeleton) -> None:
         skeleton.model.load_weights(list(skeleton.weights.items()), strict=True)
     except Exception as exc:  # as above
         raise _unlike(skeleton.config, exc) from exc
+    require_types(skeleton.model, skeleton.config.path)
 
 
 def _effective(config: TargetConfig) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def _effective(config: TargetConfig) -> dict[str, Any]:
 def _unlike(config: TargetConfig, exc: Exception) -> TensorError:
     return TensorError(
         f"{config.path}: the tensors are not those of this config.json "
-        f"({type(exc).__name__}: {shorten(str(exc))}). Fetch config.json and weights of one and "
+        f"({described(exc)}). Fetch config.json and weights of one and "
         "the same release"
     )
 

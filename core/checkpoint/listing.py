@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, why_refused
+from ..regular_files import NOT_A_FILE
 
 
 def list_files(directory: Path, *patterns: str) -> list[Path]:
@@ -24,6 +25,16 @@ def list_files(directory: Path, *patterns: str) -> list[Path]:
         for path in _entries(directory)
         if any(fnmatchcase(path.name, pattern) for pattern in patterns) and path.is_file()
     )
+
+
+def require_files(directory: Path, *patterns: str) -> None:
+    """CheckpointError where a visible entry whose name fits one of the patterns is no file: a
+    library that opens it would fail over a folder, and wait for a pipe without end."""
+    for path in sorted(_entries(directory)):
+        if any(fnmatchcase(path.name, pattern) for pattern in patterns) and not path.is_file():
+            leads_nowhere = path.is_symlink() and not path.exists()
+            found = "a link that leads nowhere" if leads_nowhere else NOT_A_FILE
+            raise CheckpointError(f"{path} cannot be read: {found}; fetch it again, or remove it")
 
 
 def list_tree(directory: Path, *patterns: str) -> list[Path]:
@@ -58,4 +69,7 @@ def _entries(directory: Path) -> Iterator[Path]:
         entries = list(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return
+    except OSError as exc:
+        said = why_refused(exc, "check that it can be read")
+        raise CheckpointError(f"{directory} cannot be read: {said}") from exc
     yield from (path for path in entries if not path.name.startswith("."))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedModel
+from ..json_values import shown
 
 PLACES = ("rope_parameters", "rope_scaling")
 BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
@@ -107,7 +108,7 @@ def _join(file: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     for place in PLACES:
         found = text.get(place)
         if found is not None and not isinstance(found, dict):
-            raise ConfigError(f"{file}: '{place}' is {found!r}, expected an object")
+            raise ConfigError(f"{file}: '{place}' is {shown(found)}, expected an object")
         for key, value in (found or {}).items():
             name = "rope_type" if key == "type" else key
             value = "default" if name == "rope_type" and value == "mrope" else value
@@ -116,8 +117,9 @@ def _join(file: Path, text: Mapping[str, Any]) -> dict[str, Any]:
             label = f"{place}.{key}"
             if name in joined and joined[name] != value:
                 raise ConfigError(
-                    f"{file}: '{origin[name]}' is {joined[name]!r} and '{label}' is {value!r}; "
-                    "they contradict each other: keep the one that the model was trained with"
+                    f"{file}: '{origin[name]}' is {shown(joined[name])} and '{label}' is "
+                    f"{shown(value)}; they contradict each other: keep the one that the model was "
+                    "trained with"
                 )
             joined.setdefault(name, value)
             origin.setdefault(name, label)
@@ -129,8 +131,8 @@ def _one_of(file: Path, key: str, text: Mapping[str, Any], stated: Mapping[str, 
     flat, inner = text.get(key), stated.get(key)
     if flat is not None and inner is not None and flat != inner:
         raise ConfigError(
-            f"{file}: '{key}' is {flat} and 'rope_parameters.{key}' is {inner}; they contradict "
-            "each other, so one of them is wrong: fetch the file again or correct it"
+            f"{file}: '{key}' is {shown(flat)} and 'rope_parameters.{key}' is {shown(inner)}; they "
+            "contradict each other, so one of them is wrong: fetch the file again or correct it"
         )
     return flat if inner is None else inner
 
@@ -146,15 +148,14 @@ def _number(file: Path, key: str, value: Any, default: float | None = None) -> f
         return default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < 1e30:  # also false for NaN; rope is float32 in the end
-        shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "too large"
-        raise ConfigError(f"{file}: '{key}' is {shown}, expected a positive number")
+        raise ConfigError(f"{file}: '{key}' is {shown(value)}, expected a positive number")
     return float(value)
 
 
 def _kind(file: Path, stated: Mapping[str, Any]) -> str:
     kind = stated.get("rope_type", "default")
     if not isinstance(kind, str):
-        raise ConfigError(f"{file}: 'rope_type' is {kind!r}, expected a name")
+        raise ConfigError(f"{file}: 'rope_type' is {shown(kind)}, expected a name")
     if kind == "longrope":
         raise UnsupportedModel(
             f"{file}: rope_type 'longrope' changes its frequencies with the length of the text, "
@@ -173,7 +174,8 @@ def _settings(
     """(what the kind reads, what it does not read)."""
     sections = stated.get("mrope_section")
     if sections is not None and (not isinstance(sections, list) or len(sections) != 3):
-        raise ConfigError(f"{file}: 'mrope_section' of the rope (mrope) is {sections!r}, not three")
+        found = shown(sections)
+        raise ConfigError(f"{file}: 'mrope_section' of the rope (mrope) is {found}, not three")
     names = ("rope_type", "rope_theta", "partial_rotary_factor", *WITHOUT_EFFECT)
     ignored = tuple(sorted(key for key in stated if key not in (*names, *KINDS[kind])))
     settings: dict[str, Any] = {}
@@ -183,7 +185,7 @@ def _settings(
             value = _original(file, stated, text)
         if key == "truncate":
             if value is not None and not isinstance(value, bool):
-                raise ConfigError(f"{file}: '{key}' is {value!r}, expected true or false")
+                raise ConfigError(f"{file}: '{key}' is {shown(value)}, expected true or false")
             settings |= {} if value in (None, True) else {key: False}
         elif value is not None and not (key.startswith("mscale") and value == 0):
             settings[key] = _number(file, key, value)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import ModelNotFound, TensorError
-from ..json_values import are_whole, parse_json
-from .listing import list_files
+from ..errors import TensorError, why_refused
+from ..json_values import are_whole, parse_json, shown
+from ..regular_files import open_regular
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -59,57 +59,17 @@ class Header:
         return hashlib.sha256(self.block).hexdigest()
 
 
-def weight_files(directory: Path, pattern: str = "*.safetensors") -> list[Path]:
-    """The safetensors files of a checkpoint directory, sorted, whatever their names.
-
-    pattern: what the reader of the data will open. Where there is an index, every shard that it
-    lists must be there, and without a pattern of its own the reader opens just those.
-    """
-    found = list_files(directory, pattern)
-    shards = _indexed(directory)
-    if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
-        raise TensorError(
-            f"{directory}: {len(missing)} weight files of the index are missing: "
-            f"{listing(missing)}; the download is incomplete, fetch them"
-        )
-    if shards and pattern == "*.safetensors":
-        return [directory / shard for shard in sorted(shards)]
-    if found:
-        return found
-    if others := [path.name for path in list_files(directory, "*.safetensors")]:
-        raise ModelNotFound(
-            f"{directory} has no weights that mlx-lm reads: it opens {pattern}, and there are only "
-            f"{listing(others)}; rename them or fetch the converted checkpoint"
-        )
-    raise ModelNotFound(
-        f"{directory} has no weights: no *.safetensors file is there; download them beside "
-        "config.json"
-    )
-
-
-def _indexed(directory: Path) -> set[str]:
-    """The file names of every *.safetensors.index.json; TensorError where one cannot be used."""
-    shards: set[str] = set()
-    for index in list_files(directory, "*.safetensors.index.json"):
-        try:
-            names = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
-            shards |= {str(name) for name in names}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise TensorError(
-                f"{index} is not an index ({type(exc).__name__}: {exc}), expected an object with "
-                "'weight_map'; fetch it again, or remove it where one file holds all weights"
-            ) from exc
-    return shards
-
-
 def read_header(file: Path) -> Header:
     """Read and check one header; not a byte more than the header is read.
 
     Raises TensorError for a truncated file, a bad header, an unknown dtype, and for offsets that
     are misordered, overlapping, outside the file or not those of the shape.
     """
-    with file.open("rb", buffering=0) as stream:
-        block, size = read_header_block(stream, file)
+    try:
+        with open_regular(file) as stream:
+            block, size = read_header_block(stream, file)
+    except OSError as exc:
+        raise TensorError(f"{file} cannot be read: {why_refused(exc, 'fetch it again')}") from exc
     return parse_header(file, block, size)
 
 
@@ -155,9 +115,10 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
         or not are_whole(shape)
         or not are_whole(offsets)
         or len(offsets) != 2
+        or max(*offsets, *shape) >= 2**63
     ):
         raise TensorError(
-            f"{file}: the entry of tensor {name} is {entry!r}, expected dtype, shape and two "
+            f"{file}: the entry of tensor {name} is {shown(entry)}, expected dtype, shape and two "
             "data_offsets"
         )
     start, stop = offsets
@@ -218,9 +179,3 @@ def listing(lines: list[str], limit: int = 10) -> str:
     """At most `limit` entries, then how many more there are."""
     rest = len(lines) - limit
     return ", ".join(lines[:limit]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def shorten(message: str, limit: int = 10) -> str:
-    """A library's message with at most `limit` of the names that it lists one a line."""
-    head, *names = [line.strip().rstrip(",.") for line in message.splitlines() if line.strip()]
-    return head if not names else f"{head} {listing(names, limit)}"

@@ -9,13 +9,23 @@ from typing import Any
 
 from ..errors import ConfigError, UnsupportedModel
 from ..json_values import Fields, checked, read_json, wrong_value
+from .bounds import check_bounds
 from .config_repairs import Repairs, find_repairs
 from .families import FAMILIES, Family, require_supported
+from .foreign_formats import refuse_foreign_target
 from .listing import list_files
 
+ADAPTER_CONFIG = "adapter_config.json"
 
-def refuse_gguf(path: Path) -> None:
-    """UnsupportedModel where `path` is a GGUF file, or a directory with nothing else to read."""
+
+def is_peft(config: Mapping[str, Any]) -> bool:
+    """Whether an adapter_config.json is PEFT's and not mlx-lm's."""
+    return "peft_type" in config or "base_model_name_or_path" in config
+
+
+def refuse_other_kinds(path: Path) -> None:
+    """UnsupportedModel where `path` is a GGUF file, or a directory with no model but that, or a
+    LoRA adapter."""
     is_file = path.suffix == ".gguf" and path.is_file()
     alone = path.is_dir() and not (path / "config.json").exists()
     found = path if is_file else next(iter(list_files(path, "*.gguf")), None) if alone else None
@@ -23,6 +33,13 @@ def refuse_gguf(path: Path) -> None:
         raise UnsupportedModel(
             f"{found} is a GGUF file, which llama.cpp reads and this suite does not: give the "
             "checkpoint that it was converted from (config.json and *.safetensors)"
+        )
+    if alone and (path / ADAPTER_CONFIG).is_file():
+        base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+        model = f" ({base})" if isinstance(base, str) and base else ""
+        raise UnsupportedModel(
+            f"{path} is a LoRA adapter and no model: give the model that it was trained for{model} "
+            "with --model, and this folder with --adapter-path"
         )
 
 
@@ -81,17 +98,19 @@ def read_target_config(directory: Path) -> TargetConfig:
     union of all places: a published chat model ends its turns with an id that one of the two files
     lacks. Raises ModelNotFound or ConfigError.
     """
-    refuse_gguf(directory)
+    refuse_other_kinds(directory)
     file = directory / "config.json"
     raw = read_json(file)
     label, model_type = Fields(file, (("", raw),)).require("model_type")
     if not isinstance(model_type, str):
         raise wrong_value(f"{file}: '{label}'", model_type, "a name", ConfigError)
     family = require_supported(model_type, file, raw)
+    refuse_foreign_target(raw, file)
     text = raw.get("text_config")
     if text is not None:
         checked("object", f"{file}: 'text_config'", text)
     fields = Fields(file, (("text_config.", text), ("", raw)) if text else (("", raw),))
+    check_bounds(file, {"text_config.": text or {}, "": raw})
     generation_file = directory / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
     eos_ids = frozenset().union(

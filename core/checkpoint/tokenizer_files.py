@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ..errors import CheckpointError, ConfigError, ModelNotFound
+from ..errors import ConfigError, ModelNotFound
 from ..json_values import read_json
-from .listing import list_files
+from ..regular_files import read_text
+from .listing import list_files, require_files
 
 UNREAD_TEMPLATES = ("chat_template.json", "processor_config.json")
 """Files of processors, which transformers does not read for a tokenizer."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
 
-
-def require_tokenizer_model(whole: dict[str, Any], file: Path) -> None:
-    """CheckpointError where a tokenizer.json is JSON and yet no tokenizer."""
-    if not isinstance(whole.get("model"), dict) or not isinstance(whole.get("added_tokens"), list):
-        raise CheckpointError(
-            f"{file} holds no tokenizer: 'model' or 'added_tokens' is missing; fetch it again"
-        )
+OPENED = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
+"""What transformers and mlx-lm may open of a checkpoint, beside its weights."""
 
 
 def require_tokenizer(directory: Path) -> list[str]:
@@ -29,6 +24,7 @@ def require_tokenizer(directory: Path) -> list[str]:
     Raises ModelNotFound where there is none: transformers would make an empty one, which turns
     every text into nothing. Raises ConfigError where a JSON file of it is not JSON.
     """
+    require_files(directory, *OPENED)
     found = [path for pattern in TOKENIZER_FILES for path in list_files(directory, pattern)]
     if not found:
         raise ModelNotFound(
@@ -58,7 +54,7 @@ def find_template(directory: Path) -> Template | None:
     file = directory / "chat_template.jinja"
     if file.is_file():
         try:
-            text = file.read_text(encoding="utf-8-sig")
+            text = read_text(file, "utf-8-sig")
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"{file} cannot be read ({exc}); fetch it again") from exc
         if text:

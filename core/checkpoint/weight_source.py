@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TensorError
-from .safetensors_headers import Header, TensorInfo, merge_headers, read_header, weight_files
+from ..regular_files import open_regular
+from .safetensors_headers import Header, TensorInfo, merge_headers, read_header
+from .weight_index import weight_files
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -95,7 +97,7 @@ def content_hash(source: Source, progress: ByteProgress | None = None) -> str:
     buffer = memoryview(bytearray(CHUNK_BYTES))
     for header in source.headers:
         digest = hashlib.sha256()
-        with header.file.open("rb", buffering=0) as stream:
+        with open_regular(header.file) as stream:
             while count := stream.readinto(buffer):
                 digest.update(buffer[:count])
                 done += count

@@ -8,21 +8,21 @@ really reads, or is refused; nothing is passed in the hope that it helps.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..errors import OptionError, PromptError
+from .control_tokens import encode_marked, mark_messages, special_tokens
 from .messages import plain_messages
+from .template_bounds import require_bounded, template_tree
 
 SWITCHES: dict[str, bool] = {"on": True, "off": False}
 EFFORTS = ("low", "medium", "high", "xhigh")
 REASONING_VALUES = (*SWITCHES, *EFFORTS)
 SWITCH_VARIABLE = "enable_thinking"
 EFFORT_VARIABLES = ("reasoning_effort", "reasoning_strength")
-GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
-"""A tag of transformers' own, which jinja2 alone cannot parse."""
 
 
 def require_encodable(text: str, what: str) -> None:
@@ -52,12 +52,13 @@ class Chat:
     """A chat to be answered.
 
     tools: descriptions of functions, as OpenAI's interface takes them; reasoning: None leaves it to
-    the template, else one of REASONING_VALUES.
+    the template, else one of REASONING_VALUES; begins_answer: whether an answer's opening follows.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     reasoning: str | None = None
+    begins_answer: bool = True
 
 
 def render_chat(tokenizer: Any, chat: Chat) -> list[int]:
@@ -71,7 +72,7 @@ def render_chat(tokenizer: Any, chat: Chat) -> list[int]:
     # mlx-lm's wrapper would switch thinking on where the caller leaves it to the template.
     has_own = getattr(tokenizer, "_chat_template", None) is None
     inner = getattr(tokenizer, "_tokenizer", tokenizer) if has_own else tokenizer
-    return _apply(inner, messages, arguments)
+    return _apply(inner, messages, arguments, chat.begins_answer)
 
 
 def differs_from_mlx_lm(tokenizer: Any, chat: Chat) -> bool:
@@ -102,21 +103,53 @@ def _prepare(tokenizer: Any, chat: Chat) -> tuple[list[dict[str, Any]], dict[str
 
 
 def _apply(
-    tokenizer: Any, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    arguments: Mapping[str, Any],
+    begins_answer: bool = True,
 ) -> list[int]:
-    from jinja2.exceptions import TemplateError
-
     try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **arguments
-        )
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as exc:
+        ids: list[int] = _rendered(tokenizer, messages, arguments, begins_answer)
+    except PromptError:
+        raise
+    except Exception as exc:  # a template raises of every kind
         given = "".join(f", {name}={value!r}" for name, value in arguments.items())
         raise PromptError(
             f"the tokenizer's chat template refuses this chat ({len(messages)} messages{given}): "
-            f"{exc}"
+            f"{str(exc) or type(exc).__name__}"
         ) from exc
     return ids
+
+
+def _rendered(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    arguments: Mapping[str, Any],
+    begins_answer: bool,
+) -> list[int]:
+    """Ids of the rendered chat, in which special tokens of users and tools are text."""
+    given = {"add_generation_prompt": begins_answer, **arguments}
+    template = _template_for(tokenizer, bool(arguments.get("tools")))
+    if template is not None:
+        known = getattr(tokenizer, "special_tokens_map", {})
+        require_bounded(template, {**known, **given, "messages": messages})
+    specials = special_tokens(tokenizer)
+    marked = mark_messages(messages, specials)
+    if marked is None:
+        ids: list[int] = tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=False, **given
+        )
+        return ids
+    text = tokenizer.apply_chat_template(marked, tokenize=False, **given)
+    return encode_marked(text, specials, tokenizer.encode)
+
+
+def _template_for(tokenizer: Any, has_tools: bool) -> str | None:
+    """The template's text; None where it is not one of jinja's."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        template = (template.get("tool_use") if has_tools else None) or template.get("default")
+    return template if isinstance(template, str) else None
 
 
 def parse_reasoning(text: str) -> str:
@@ -160,23 +193,23 @@ def template_variables(tokenizer: Any) -> frozenset[str]:
     """Names that the template takes from its caller; none where it is not a jinja template."""
     template = getattr(tokenizer, "chat_template", None)
     texts = list(template.values()) if isinstance(template, dict) else [template]
+    return frozenset().union(*(_variables(text) for text in texts if isinstance(text, str)))
+
+
+@lru_cache(maxsize=16)
+def _variables(template: str) -> frozenset[str]:
+    """Of one template, which every prompt of a chat asks for."""
     from jinja2 import meta
 
-    found = (
-        meta.find_undeclared_variables(parse_template(text))
-        for text in texts
-        if isinstance(text, str)
-    )
-    return frozenset().union(*found)
+    return frozenset(meta.find_undeclared_variables(parse_template(template)))
 
 
 def parse_template(template: str) -> Any:
     """The syntax tree of a chat template; PromptError where it is not a jinja template."""
-    from jinja2 import Environment, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
 
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        return environment.parse(GENERATION_TAG.sub("", template))
+        return template_tree(template)
     except TemplateSyntaxError as exc:
         raise PromptError(
             f"the tokenizer's chat template is not a jinja template: {exc}; fetch it again, or use "

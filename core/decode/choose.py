@@ -17,6 +17,8 @@ from ..sampling_options import SamplingOptions
 from .accept import accept_prefix
 from .sampling import Proposal, accept_or_resample, draw, target_probs
 
+WIDEST_WINDOW = 2**31 - 1
+"""MLX slices by 32-bit numbers; no text is as long."""
 Processor = Callable[[mx.array, mx.array], mx.array]
 
 
@@ -145,7 +147,7 @@ def make_processors(options: SamplingOptions) -> list[Processor]:
     """mlx-lm's processors for the options that are set."""
     from mlx_lm.sample_utils import make_logits_processors
 
-    window = options.penalty_window
+    window = min(options.penalty_window, WIDEST_WINDOW)
     processors: list[Processor] = make_logits_processors(
         logit_bias=dict(options.logit_bias) or None,
         repetition_penalty=options.repetition_penalty if options.repetition_penalty != 1 else None,

@@ -6,6 +6,7 @@ pays nothing for a drafter that it does not use.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
@@ -28,32 +29,45 @@ class ContextFeed:
         self.drafter = drafter
         self._columns = [tap_ids.index(tap) for tap in drafter.tap_ids]
         self._tapped = len(tap_ids)
-        self.first_position = 0
         self.resets = 0
+        self._ends: Sequence[int] = ()
         self._backlog: list[TargetRows] = []
 
-    def start(self, prompt_tokens: int, mark: Mark | None = None) -> None:
-        """Forget everything but what `mark` holds; only the prompt's trailing rows can matter to
-        the drafter."""
-        rows = self.drafter.context_rows
-        self.first_position = 0 if rows is None else max(0, prompt_tokens - rows)
+    def start(self, ends: Sequence[int], mark: Mark | None = None) -> None:
+        """Forget everything but what `mark` holds.
+
+        ends: of the prompt and of the marks in it, in order: only the rows before these can matter
+        to a drafter that looks back over a window.
+        """
+        position = mark.position if mark is not None else 0
+        self._ends = ends
         self._backlog.clear()
         held = dict(mark.drafters).get(self.drafter.name) if mark is not None else None
         if (
-            mark is not None
-            and held is not None
-            and mark.position >= self.first_position
+            held is not None
+            and position >= self.first_wanted(position)
             and isinstance(self.drafter, RewindableDrafter)
         ):
             self.drafter.return_to(held)
             return
-        self.first_position = max(self.first_position, mark.position if mark else 0)
-        self.drafter.reset(self.first_position)
+        self.drafter.reset(max(self.first_wanted(position), position))
 
-    def mark(self) -> object | None:
-        """What the drafter needs to come back to the last row shown; None where it cannot."""
+    def first_wanted(self, position: int) -> int:
+        """The first row from `position` on that the drafter has to see; it may lie before."""
+        rows = self.drafter.context_rows
+        index = bisect_right(self._ends, position)
+        if rows is None or index == len(self._ends):
+            return 0
+        return max(0, self._ends[index] - rows)
+
+    def mark(self, position: int) -> object | None:
+        """What the drafter needs to come back to `position`, the last row shown; None where it
+        cannot, or does not stand there."""
         self.catch_up()
-        return self.drafter.mark() if isinstance(self.drafter, RewindableDrafter) else None
+        drafter = self.drafter
+        if not isinstance(drafter, RewindableDrafter) or drafter.position != position:
+            return None
+        return drafter.mark(lasting=True)
 
     def observe(self, position: int, ids: mx.array, result: TargetPass, *, wait: bool) -> None:
         """Take the first len(ids) rows of a pass, which begin at `position`; lazy.
@@ -62,10 +76,14 @@ class ContextFeed:
         """
         rows = TargetRows(position, ids, self._own_taps(result.taps), result.hidden)
         rows = rows.keep(len(ids))
-        skip = self.first_position - position
+        skip = self.first_wanted(position) - position
         if skip >= len(ids):
             return
-        self._backlog.append(rows.from_row(skip) if skip > 0 else rows)
+        if skip > 0:
+            rows = rows.from_row(skip)
+            if self.drafter.position != rows.position:
+                self.drafter.reset(rows.position)
+        self._backlog.append(rows)
         if not wait:
             self.catch_up()
         elif sum(len(rows.token_ids) for rows in self._backlog) >= BACKLOG_ROWS:
@@ -118,19 +136,20 @@ class Contexts:
             name: ContextFeed(session, self.tap_ids) for name, session in self.sessions.items()
         }
 
-    def start(self, prompt_tokens: int, mark: Mark | None = None) -> None:
-        """Contexts for a new prompt: empty, or those of `mark`."""
+    def start(self, ends: Sequence[int], mark: Mark | None = None) -> None:
+        """Contexts for a new prompt: empty, or those of `mark`; ends: as ContextFeed.start."""
         for feed in self._feeds.values():
-            feed.start(prompt_tokens, mark)
+            feed.start(ends, mark)
 
-    def marks(self) -> list[tuple[str, object]]:
-        """Each drafter that can come back to where it stands, with what it needs for that."""
-        held = ((name, feed.mark()) for name, feed in self._feeds.items())
+    def marks(self, position: int) -> list[tuple[str, object]]:
+        """Each drafter that can come back to `position`, with what it needs for that."""
+        held = ((name, feed.mark(position)) for name, feed in self._feeds.items())
         return [(name, mark) for name, mark in held if mark is not None]
 
-    def taps_wanted(self, end: int) -> tuple[int, ...]:
-        """What to tap in prompt rows before `end`: nothing where no drafter will see them."""
-        seen = (feed for feed in self._feeds.values() if feed.first_position < end)
+    def taps_wanted(self, start: int, end: int) -> tuple[int, ...]:
+        """What to tap in the prompt's rows from `start` to `end`: nothing where no drafter will
+        see them."""
+        seen = (feed for feed in self._feeds.values() if feed.first_wanted(start) < end)
         return self.tap_ids if any(feed.drafter.tap_ids for feed in seen) else ()
 
     def observe(

@@ -13,6 +13,17 @@ CONTEXT = 6
 """Pieces of text decoded before the new one: cleaning up of spaces looks back that far."""
 
 
+def add_id(detokenizer: Any, token: int) -> None:
+    """Show a streaming detokenizer an id; one that the tokenizer does not have has no text.
+
+    A target's vocabulary may be padded: for such an id mlx-lm's detokenizers raise, or write an
+    exclamation mark.
+    """
+    pieces = getattr(detokenizer, "tokenmap", None)
+    if pieces is None or (token < len(pieces) and pieces[token] is not None):
+        detokenizer.add_token(token)
+
+
 class StreamingText:
     """mlx-lm's interface; the segments together are the tokenizer's own decoding of all ids, as
     they read behind another text: a space in front is kept.
@@ -34,9 +45,10 @@ class StreamingText:
         self._offset = 0
 
     def add_token(self, token: int) -> None:
-        """Take one id."""
-        self.tokens.append(token)
-        self._let_out(force=False)
+        """Take one id; one that the tokenizer does not have has no text."""
+        if self._has(token):
+            self.tokens.append(token)
+            self._let_out(force=False)
 
     def finalize(self) -> None:
         """Let out what was held back."""
@@ -61,6 +73,12 @@ class StreamingText:
         # After a character that was cut off, what follows must not be decoded together with it.
         kept = [] if is_cut else self._ends[-CONTEXT:]
         self._ends = [*kept, len(self.tokens)]
+
+    def _has(self, token: int) -> bool:
+        try:
+            return self._tokenizer.convert_ids_to_tokens(token) is not None
+        except Exception:  # tokenizers in Python raise of every kind for an id that they lack
+            return False
 
     def _decode(self, start: int, stop: int) -> str:
         text: str = self._tokenizer.decode([*self._anchor, *self.tokens[start:stop]])

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import mlx.core as mx
 
 from ..block import Block, limit_block
+from ..errors import DraftError
 from ..options import GenerateOptions
 from .choose import Draws
 from .sampling import Proposal
@@ -93,8 +94,9 @@ class DrawingDrafter(Drafter, Protocol):
 class RewindableDrafter(Drafter, Protocol):
     """A drafter whose context can be cut back; any other starts over, at the cost of acceptance."""
 
-    def mark(self) -> object:
-        """What `return_to` needs; good until the next reset."""
+    def mark(self, *, lasting: bool = False) -> object:
+        """What `return_to` needs; good until the next reset. lasting: however much is observed
+        since, and for copies of this drafter too; a mark that holds arrays has `arrays()`."""
 
     def return_to(self, mark: object) -> None:
         """Forget every row observed since the mark."""
@@ -106,6 +108,29 @@ class SharedDrafter(Drafter, Protocol):
 
     def session(self) -> Drafter:
         """The same drafter, with an empty context of its own."""
+
+
+@runtime_checkable
+class ForkingDrafter(SharedDrafter, Protocol):
+    """A drafter whose context can be copied, so that two generations go on from one place."""
+
+    def fork(self, mark: object) -> Drafter:
+        """The same drafter with a copy of its context, as it was at a lasting mark."""
+
+
+def check_proposal(name: str, proposal: Proposal, count: int) -> Proposal:
+    """The proposal; DraftError unless its ids are a vector of at most `count` integers.
+
+    Nothing is read from the device: what is read of other types would be taken for ids.
+    """
+    ids = proposal.ids
+    is_vector = isinstance(ids, mx.array) and ids.ndim == 1 and 1 <= ids.shape[0] <= count
+    if is_vector and mx.issubdtype(ids.dtype, mx.integer):
+        return proposal
+    found = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, mx.array) else repr(ids)
+    raise DraftError(
+        f"drafter {name} proposed {found}, expected a vector of 1 to {count} integer ids"
+    )
 
 
 def session_of(drafter: Drafter) -> Drafter:

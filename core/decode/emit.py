@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ..answer.stops import StopSearch
 from ..stats import FinishReason
+from .detokenize import add_id
 
 
 class Detokenizer(Protocol):
@@ -34,7 +35,7 @@ def prime(detokenizer: Detokenizer, prompt_ids: Sequence[int]) -> None:
     behind a prompt, so that space is part of it: without it, code would lose its indentation.
     """
     for token in reversed(prompt_ids):
-        detokenizer.add_token(token)
+        add_id(detokenizer, token)
         detokenizer.finalize()
         if detokenizer.last_segment:  # a lone space is dropped itself and leaves nothing
             return
@@ -74,7 +75,7 @@ class Emitter:
             if token in self._eos_ids:
                 self._finish("stop")
             else:
-                self._detokenizer.add_token(token)
+                add_id(self._detokenizer, token)
                 self._let_out(self._detokenizer.last_segment)
                 if self.reason is None and self.remaining == 0:
                     self._finish("length")

@@ -15,22 +15,25 @@ import mlx.core as mx
 
 from ..block import NO_BLOCK
 from ..cache.kinds import cache_arrays, validate_absolute_boundary
-from ..cache.resume import Mark, Rows, return_to, take_mark
+from ..cache.resume import Rows, return_to
 from ..device import on_cpu, start_on_gpu
-from ..errors import PromptError
 from ..options import GenerateOptions
+from ..owner import Owned, Owner
 from ..stats import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from ..target.target import Target, TargetPass
 from ..wired_limit import wired_limit
 from .choose import Chooser
 from .contexts import Contexts
-from .drafter import Drafter, DrawingDrafter, resolve_blocks
+from .drafter import Drafter, DrawingDrafter, check_proposal, resolve_blocks
 from .emit import Detokenizer, Emitter, prime
+from .finite import require_finite
 from .gate import PLAIN, make_picker
 from .history import History
 from .lookahead import Lookahead
+from .marks import Marks
 from .phases import PhaseTimer
 from .prefill_steps import PrefillSteps
+from .prompt_ids import check_prompt
 from .sampling import Proposal
 from .setup import Setup
 
@@ -66,6 +69,7 @@ class Generation:
     ) -> None:
         setup = setup or Setup()
         resume = setup.resume
+        self.owner = Owner()
         self.target = target
         self.options = options or GenerateOptions()
         self.prompt_ids = check_prompt(prompt_ids, target.config.vocab_size)
@@ -83,7 +87,6 @@ class Generation:
         room = len(self.prompt_ids) + self.options.max_tokens
         self.cache: list[Any] = list(resume.cache) if resume else target.make_cache(room)
         self.position = resume.mark.position if resume else 0
-        self.marks: list[Mark] = []
         self.ahead = Lookahead(target, self.cache)
         wanted = not on_cpu() if setup.pipelined is None else setup.pipelined
         can = drafter is None and self.chooser.is_stateless and self.ahead.can_undo
@@ -93,7 +96,9 @@ class Generation:
         reserves = [setup.reserve] if setup.reserve else []
         drafters = [] if drafter is None else [drafter, *reserves]
         self.contexts = Contexts(drafters, resume.sessions if resume else None)
-        self._resume, self._reusable = resume, setup.reusable
+        self.marks = Marks(setup.marks, len(self.prompt_ids) - 1)
+        self.marks.carry(resume.marks if resume else (), self.contexts)
+        self._resume, self._on_over = resume, setup.on_over
         self.settled = False  # True between two rounds: caches are those of the emitted tokens
         self.over = False  # True once no further event can come
         self.blocks = resolve_blocks(drafters, self.options, target.widest)
@@ -102,7 +107,10 @@ class Generation:
         self._last_route = self.picker.route
 
     def __iter__(self) -> Generator[Event, None, None]:
-        """The whole request, first to last event."""
+        """The whole request, first to last event; WrongThread for any thread but its own."""
+        return Owned(self.owner, self._events())
+
+    def _events(self) -> Generator[Event, None, None]:
         with self._alive():
             yield from self.prefill()
             started = self._clock()
@@ -116,12 +124,14 @@ class Generation:
                 self.picker.finish(accept_length, len(verified.drafts))
                 self.stats.decode_sec = self._clock() - started
                 self.settled = True
-                yield Chunk(self.emitter.drain(), self._tail(accept_length), accepted)
+                ids = tuple(self.emitter.token_ids[-accept_length:])
+                yield Chunk(self.emitter.drain(), ids, accepted)
         yield Finished(self.emitter.reason)
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
         """From the first event to the last, to an error, or until nobody asks for more."""
+        mx.reset_peak_memory()
         try:
             with wired_limit().raised():
                 yield
@@ -129,6 +139,8 @@ class Generation:
             self.ahead.drop()
             self.stats.peak_memory_bytes = mx.get_peak_memory()
             self.over = True
+            if self._on_over is not None:
+                self._on_over(self)
 
     def prefill(self) -> Iterator[Event]:
         """Feed the prompt as mlx-lm does: the body in passes, then the last token alone.
@@ -139,37 +151,44 @@ class Generation:
         total = len(self.prompt_ids)
         if self._resume is not None:
             return_to(self.cache, self._resume.mark)
-        self.contexts.start(total, self._resume.mark if self._resume else None)
-        yield PrefillProgress(self.position, total)
+        self.contexts.start(self.marks.ends, self._resume.mark if self._resume else None)
+        yield self._at_rest(PrefillProgress(self.position, total))
         can_cut = on_cpu() and self.ahead.can_undo  # a ring's bits follow the passes
         steps = PrefillSteps(self.options.prefill_step_size, self._clock if can_cut else None)
         while self.position < total - 1:
-            count = steps.next(total - 1 - self.position)
+            self.settled = False
+            count = steps.next(self.marks.next(self.position) - self.position)
             self._feed_prompt(self.position + count)
             mx.eval(cache_arrays(self.cache), self.contexts.state())
             mx.clear_cache()
             steps.finish(count)
-            yield PrefillProgress(self.position, total)
+            self.marks.passed(self.position, self.cache, self.contexts)
+            yield self._at_rest(PrefillProgress(self.position, total))
+        self.settled = False
         result = self._feed_prompt(total)
         first = self._judge(result, mx.array(self.prompt_ids[-1:]), None, total - 1).tokens
         self.stats.ttft_sec = self._clock() - started
-        if self._reusable:
-            self.marks.append(self.mark())
+        self.marks.ended(total, self.cache, self.contexts)
         yield PrefillProgress(total, total)
         self.emitter.take(first)
         self.settled = True
         yield Chunk(self.emitter.drain(), tuple(first))
 
-    def mark(self) -> Mark:
-        """Where caches and drafters stand now, for a later request to go on from."""
-        return take_mark(self.cache, self.contexts.marks())
-
     def rows(self) -> Rows:
-        """The rows that this request left: what a later one may share."""
-        self.ahead.drop()
+        """The rows of this request as far as it came: what another may share."""
         tokens = self._tokens()[: self.position]
-        marks = (*self.marks, self.mark())
-        return Rows(tuple(tokens), self.cache, marks, self.contexts.sessions)
+        return Rows(tuple(tokens), self.cache, tuple(self.marks.taken), self.contexts.sessions)
+
+    def leave_rows(self) -> Rows:
+        """The rows that a request leaves when it is over, its last place marked."""
+        self.ahead.drop()
+        self.marks.ended(self.position, self.cache, self.contexts)
+        return self.rows()
+
+    def _at_rest(self, event: PrefillProgress) -> PrefillProgress:
+        """The event; caches and contexts are those of `position` tokens, and whole."""
+        self.settled = True
+        return event
 
     def draft(self, route: str) -> Proposal | None:
         """Draft ids (k,), still on the device; None where this round is a plain step."""
@@ -183,6 +202,7 @@ class Generation:
             proposal = drafter.propose(self._anchor(), count, draws)
         else:  # certain drafts: right for greedy decoding, and lossless for sampling too
             proposal = Proposal(drafter.draft(self._anchor(), count))
+        check_proposal(route, proposal, count)
         start_on_gpu([proposal.ids])
         self.phases.mark("draft", [proposal.ids])
         return proposal
@@ -194,7 +214,9 @@ class Generation:
             step = self.ahead.step(self._anchor(), more=self.emitter.remaining > 1)
             self.stats.target_passes += 1
             self.phases.mark("verify", [step.choices])
-            return Verified(step.row_ids, step.result, [], step.fetch()[0])
+            tokens = step.fetch()[0]
+            require_finite(self.target, step.row_ids, step.result, tokens)
+            return Verified(step.row_ids, step.result, [], tokens)
         row_ids = self._anchor()
         if proposal is not None:
             row_ids = self.target.block_ids(row_ids, proposal.ids)
@@ -255,7 +277,9 @@ class Generation:
         drafted = [] if proposal is None else [proposal.ids]
         read = self.target.start_reading([*drafted, *judged.arrays()])()
         drafts = read.pop(0) if drafted else []
-        return Verified(row_ids, result, drafts, judged.tokens(drafts, read))
+        tokens = judged.tokens(drafts, read)
+        require_finite(self.target, row_ids, result, tokens)
+        return Verified(row_ids, result, drafts, tokens)
 
     def _tokens(self) -> list[int]:
         """The prompt and everything emitted."""
@@ -264,7 +288,7 @@ class Generation:
     def _feed_prompt(self, end: int) -> TargetPass:
         ids = mx.array(self.prompt_ids[self.position : end])
         result = self.target.forward_with_taps(
-            ids[None], self.cache, self.contexts.taps_wanted(end)
+            ids[None], self.cache, self.contexts.taps_wanted(self.position, end)
         )
         self.contexts.observe(self.position, ids, result, active=None)
         self.position = end
@@ -273,19 +297,3 @@ class Generation:
     def _anchor(self) -> mx.array:
         """(1,): the last emitted token, which is not in the cache yet."""
         return mx.array([self.emitter.token_ids[-1]])
-
-    def _tail(self, count: int) -> tuple[int, ...]:
-        return tuple(self.emitter.token_ids[-count:])
-
-
-def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> list[int]:
-    """The prompt as a list; PromptError where it is empty or has an id outside the vocabulary."""
-    ids = [int(token) for token in prompt_ids]
-    if not ids:
-        raise PromptError("the prompt has no tokens; give some text to continue")
-    outside = [token for token in ids if not 0 <= token < vocab_size]
-    if outside:
-        raise PromptError(
-            f"prompt id {outside[0]} is outside the target's vocabulary of {vocab_size}"
-        )
-    return ids

@@ -24,8 +24,7 @@ class PrefillSteps:
         self._began: float | None = None
 
     def next(self, remaining: int) -> int:
-        """Tokens of the next pass, which begins now, of the `remaining` that the prompt's body
-        still has."""
+        """Tokens of the next pass, which begins now, where it may take `remaining` at most."""
         if (
             self._clock is not None and remaining > self._tokens
         ):  # else there is none to judge by it

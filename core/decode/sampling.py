@@ -15,6 +15,12 @@ import mlx.core as mx
 
 from ..sampling_options import SamplingOptions
 
+TINY_TOP_P = 1e-5
+"""Below it a sum over a vocabulary in float32 cannot tell the share from nothing, and mlx-lm's
+filter would leave no token at all; the likeliest one remains."""
+TINY_TEMPERATURE = 1e-7
+"""Below it two scores that differ in float32 differ by so much that the lesser has no chance."""
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -63,13 +69,27 @@ def target_probs(logits: mx.array, options: SamplingOptions) -> mx.array:
 
     scores = logits.astype(mx.float32)
     scores = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
-    if options.top_p < 1.0:
+    if options.top_p < TINY_TOP_P:
+        scores = _likeliest(scores)
+    elif options.top_p < 1.0:
         scores = apply_top_p(scores, options.top_p)
     if options.min_p > 0.0:
         scores = apply_min_p(scores, options.min_p)
     if 0 < options.top_k < scores.shape[-1]:
         scores = apply_top_k(scores, options.top_k)
-    return mx.softmax(scores / options.temperature, axis=-1)
+    return tempered(scores, options.temperature)
+
+
+def tempered(scores: mx.array, temperature: float) -> mx.array:
+    """(..., n) scores -> probabilities at a temperature above 0, however small."""
+    if temperature < TINY_TEMPERATURE:  # a quotient would be beyond float32
+        return mx.softmax(_likeliest(scores), axis=-1)
+    return mx.softmax(scores / temperature, axis=-1)
+
+
+def _likeliest(scores: mx.array) -> mx.array:
+    """The largest scores of each row, all others impossible."""
+    return mx.where(scores == scores.max(axis=-1, keepdims=True), scores, -mx.inf)
 
 
 def draw(probs: mx.array, key: mx.array) -> mx.array:

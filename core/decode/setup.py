@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..cache.resume import Resume
 from .choose import Processor
 from .drafter import Drafter
 from .gate import RoutePicker
+from .marks import MarkPlan
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Setup:
     picker: chooses each round's route in place of what options.gate says.
     processors: mlx-lm logits processors beside those of options.sampling.
     resume: caches that hold the prompt's first rows already (core/cache/resume.py).
-    reusable: mark the prompt's end on the way, so that a later request can go on from there.
+    marks: where to mark the way, so that later requests can go on from there; None: nowhere.
+    on_over: called once the generation is over, however it ended.
     clock: seconds, for statistics and the gate.
     pipelined: queue plain steps before the last one's id is read; None: off the CPU.
     """
@@ -29,6 +32,7 @@ class Setup:
     picker: RoutePicker | None = None
     processors: Sequence[Processor] = ()
     resume: Resume | None = None
-    reusable: bool = False
+    marks: MarkPlan | None = None
+    on_over: Callable[[Any], None] | None = None
     clock: Callable[[], float] = time.perf_counter
     pipelined: bool | None = None

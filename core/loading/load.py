@@ -14,16 +14,20 @@ from mlx_lm.utils import load_model
 from ..checkpoint.hub import resolve_directory as resolve_directory
 from ..checkpoint.listing import plain_name
 from ..checkpoint.mlx_models import model_module
+from ..checkpoint.param_types import require_types
 from ..checkpoint.rope_modules import fit_ropes
-from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers, shorten, weight_files
+from ..checkpoint.safetensors_headers import TARGET_PATTERN, read_headers
 from ..checkpoint.target_config import TargetConfig
+from ..checkpoint.weight_index import index_note, weight_files
 from ..device import dtype_text, on_cpu
-from ..errors import CheckpointError, DflashError, UnsupportedModel
+from ..errors import CheckpointError, DflashError, OptionError, UnsupportedModel, described
+from ..kernel_folder import require_kernel_folder
 from ..options import DEFAULT_KERNELS, parse_dtype, parse_kernels
 from ..target.families import backbone_class
 from ..target.forward_check import check_forward
 from ..target.target import Target
 from ..wired_limit import while_raised, wired_limit
+from .adapter import apply_adapter, find_adapter
 from .kernels import put_on_kernels
 from .tokenizer import open_tokenizer
 
@@ -53,39 +57,66 @@ def resolve_dtype(name: str) -> mx.Dtype | None:
 
 @while_raised
 def load_target(
-    config: TargetConfig, dtype_name: str = "auto", kernels: str = DEFAULT_KERNELS
+    config: TargetConfig,
+    dtype_name: str = "auto",
+    kernels: str = DEFAULT_KERNELS,
+    adapter_path: str | None = None,
 ) -> LoadedTarget:
     """Load weights and tokenizer, cast to the compute dtype, and check the forward.
 
     kernels: `stock`, MLX's and mlx-lm's own; `fused`, the suite's for CUDA; `auto`, those where
-    they fit. Raises
+    they fit. adapter_path: a folder with a LoRA adapter, under which kernels are MLX's. Raises
     UnsupportedModel, TensorError or CheckpointError, each naming the file; OptionError for fused
     kernels where they cannot run; ForwardMismatch where the suite's forward is not mlx-lm's own to
     the last bit, or the fused one not the same up to rounding.
     """
     dtype, wanted = resolve_dtype(dtype_name), parse_kernels(kernels)
-    make_backbone = backbone_class(config.model_type, config.file)
+    adapter = find_adapter(adapter_path) if adapter_path is not None else None
+    if adapter is not None and wanted == "fused":
+        raise OptionError("the suite's CUDA kernels know no adapters: leave out --kernels fused")
     opened = open_tokenizer(config)
     read_headers(weight_files(config.path, TARGET_PATTERN))
     model = load_lazily(config)
+    require_types(model, config.path)
+    if adapter is not None:
+        apply_adapter(model, adapter)
     try:
         if dtype is not None:
             _cast(model, dtype)
         check_experts(model, config)
         mx.eval(model.parameters())
-    except DflashError:
+    except (DflashError, MemoryError):
         raise
     except Exception as exc:  # a bad file makes mlx-lm and transformers raise of every kind
         raise _not_loaded(config, exc) from exc
-    backbone = make_backbone(model)
-    backbone.require_rollback(config.file)
-    eos_ids = config.eos_ids.union(opened.wrapper.eos_token_ids)
-    target = Target(backbone, replace(config, eos_ids=eos_ids))
+    target = put_behind_forward(model, replace(config, eos_ids=opened.eos_ids(config)))
     check_forward(target)
     arrays: Any = tree_flatten(model.parameters())
     paged = wired_limit().note(sum(array.nbytes for _, array in arrays))
-    notes = (*config.repairs.notes, *opened.notes, *([paged] if paged else []))
+    applied = None if adapter is None else f"the adapter {adapter} is applied"
+    said = (index_note(config.path), paged, applied)
+    wanted = wanted if adapter is None else "stock"
+    notes = (*config.repairs.notes, *opened.notes, *(one for one in said if one))
     return LoadedTarget(put_on_kernels(target, wanted), opened.wrapper, notes)
+
+
+def put_behind_forward(model: Any, config: TargetConfig) -> Target:
+    """mlx-lm's model behind the suite's forward, not compared with mlx-lm's own yet.
+
+    Raises UnsupportedModel for a cache that cannot be rolled back, CheckpointError where mlx-lm
+    cannot make one.
+    """
+    if on_cpu():
+        require_kernel_folder()
+    make_backbone = backbone_class(config.model_type, config.file)
+    try:
+        backbone = make_backbone(model)
+        backbone.require_rollback(config.file)
+    except (DflashError, MemoryError):
+        raise
+    except Exception as exc:  # as above
+        raise _not_loaded(config, exc) from exc
+    return Target(backbone, config)
 
 
 def load_lazily(config: TargetConfig) -> Any:
@@ -100,7 +131,7 @@ def load_lazily(config: TargetConfig) -> Any:
         with plain_name(config.path) as directory:
             model, _ = load_model(directory, lazy=True, **arguments)
         fit_ropes(model, config.repairs.ropes, config.max_positions)
-    except CheckpointError:
+    except (CheckpointError, MemoryError):
         raise
     except Exception as exc:  # as above
         raise _not_loaded(config, exc) from exc
@@ -108,9 +139,7 @@ def load_lazily(config: TargetConfig) -> Any:
 
 
 def _not_loaded(config: TargetConfig, exc: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{config.path} could not be loaded by mlx-lm: {type(exc).__name__}: {shorten(str(exc))}"
-    )
+    return CheckpointError(f"{config.path} could not be loaded by mlx-lm: {described(exc)}")
 
 
 def _classes_without_unread(config: TargetConfig) -> tuple[Any, Any]:

@@ -19,8 +19,8 @@ from transformers import __version__ as transformers_version
 from ..checkpoint.target_config import TargetConfig
 from ..checkpoint.tokenizer_files import UNREAD_TEMPLATES, find_template, require_tokenizer
 from ..decode.detokenize import StreamingText
-from ..errors import CheckpointError
-from ..json_values import read_json
+from ..errors import CheckpointError, described
+from ..json_values import is_whole, read_json
 
 PROBES = (
     "x  two   three\tfour \n five\r\n\r\n    six\n",
@@ -43,6 +43,18 @@ class OpenedTokenizer:
 
     wrapper: Any
     notes: tuple[str, ...] = ()
+
+    @property
+    def template(self) -> str | None:
+        """The chat template that prompts are rendered by; None where there is none."""
+        stated = self.wrapper.chat_template
+        stated = stated.get("default") if isinstance(stated, dict) else stated
+        return stated if isinstance(stated, str) and stated else None
+
+    def eos_ids(self, config: TargetConfig) -> frozenset[int]:
+        """The ids at which decoding stops: those of config.json, generation_config.json and the
+        tokenizer; of published chat models no single file lists them all."""
+        return config.eos_ids.union(filter(is_whole, self.wrapper.eos_token_ids))
 
 
 def open_tokenizer(config: TargetConfig) -> OpenedTokenizer:
@@ -74,7 +86,7 @@ def _load(config: TargetConfig, required: bool) -> tuple[Any, str | None]:
     try:
         return load(config.path, eos_token_ids=sorted(config.eos_ids)), None
     except Exception as exc:  # a bad file makes transformers raise of every kind
-        reason = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
+        reason = described(exc)
         if required or not _reads_config(config.path):
             raise CheckpointError(
                 f"{config.path}: the tokenizer could not be loaded ({reason}); fetch them again"

@@ -15,6 +15,7 @@ from ..cache.kinds import require_kind, require_list_kind
 from ..cache.layer_caches import can_drop, drop_rows, offset_of
 from ..cache.tape import Tape, check_counts, replay_tape
 from ..checkpoint.target_config import TargetConfig
+from ..device import on_cpu, read_ids
 from ..errors import CacheError, ExternalMask, RollbackError, UnsupportedCache
 from ..options import Kernels
 from .backbones import Backbone
@@ -229,10 +230,24 @@ class Target:
         require_kind(cache, self.backbone.cache_kind, self._recurrent)
         if token_ids.ndim != 2 or token_ids.shape[0] != 1 or token_ids.shape[1] == 0:
             raise CacheError(f"{name} takes ids of shape (1, T), got {token_ids.shape}")
+        require_ids(name, token_ids, self.config.vocab_size)
         layers = len(self.backbone.layers)
         outside = [tap for tap in tap_ids if not 0 <= tap < layers]
         if outside:
             raise CacheError(
                 f"{name}: taps {outside} are outside the target's layers 0..{layers - 1} (taps "
                 "count from 0 and mean a layer's output)"
+            )
+
+
+def require_ids(name: str, token_ids: mx.array, vocab_size: int) -> None:
+    """CacheError for ids that are no integers, and, where reading them costs nothing, for ids
+    outside the vocabulary: on a CPU, which would read another's memory for them."""
+    if not mx.issubdtype(token_ids.dtype, mx.integer):
+        raise CacheError(f"{name} takes integer ids, got {token_ids.dtype}")
+    if on_cpu():
+        outside = [one for one in read_ids(token_ids[0]) if not 0 <= one < vocab_size]
+        if outside:
+            raise CacheError(
+                f"{name}: id {outside[0]} is outside the target's vocabulary of {vocab_size}"
             )

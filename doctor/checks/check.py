@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ...core.errors import DflashError
+from ...core.errors import DflashError, resource_errors
 from ..results import CheckResult, NotReached
 
 S = TypeVar("S")
@@ -48,7 +48,8 @@ class Check(Generic[S]):
     def __call__(self, subject: S) -> CheckResult:
         """The finding; raises NotReached where an earlier failure left nothing to look at."""
         try:
-            return self.function(self.words, subject)
+            with resource_errors():
+                return self.function(self.words, subject)
         except DflashError as error:
             return self.words.failed(error)
 

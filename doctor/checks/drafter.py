@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...drafters.dflash.config import check_heads, check_mask_id, check_selector, check_tap_order
+from ...drafters.dflash.container import label_note
 from ...drafters.dflash.layers import make_rope
 from ..results import CheckResult
 from ..units import readable
@@ -19,7 +20,9 @@ from .subjects import DrafterSubject
 )
 def kind(say: Words, drafter: DrafterSubject) -> CheckResult:
     """Swapped arguments, GGUF and foreign containers show here."""
-    return say.passed(drafter.kind)
+    kind = drafter.kind
+    said = label_note(drafter.raw, kind, drafter.file)
+    return say.warned(said) if said else say.passed(kind)
 
 
 @check(
@@ -138,6 +141,23 @@ def tensors(say: Words, drafter: DrafterSubject) -> CheckResult:
     return say.passed(f"all {len(drafter.tensors)} tensors accounted for")
 
 
+@check(
+    "drafter.packing",
+    "a 'quantization' block that says how the tensors are packed, or neither",
+    "take config.json and weights of one conversion",
+)
+def packing(say: Words, drafter: DrafterSubject) -> CheckResult:
+    """What is packed, by the tensors, and what config.json says of it."""
+    reach(drafter.resolved)
+    stated = drafter.parsed.quantization.whole
+    packs = sum(name.endswith(".scales") for name in drafter.tensors)
+    if stated is None:
+        return say.passed("not packed" if not packs else f"{packs} packed tensors, told by shapes")
+    if not packs:
+        return say.warned(f"config.json says {stated}, and no tensor is packed")
+    return say.passed(f"{stated}; {packs} packed tensors")
+
+
 DRAFTER_CHECKS: tuple[Check[DrafterSubject], ...] = (
-    kind, config, heads, mask, taps, selector, rope, files, headers, tensors, slab,
+    kind, config, heads, mask, taps, selector, rope, files, headers, tensors, packing, slab,
 )  # fmt: skip

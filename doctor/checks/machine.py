@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from ...core.checkpoint.listing import list_files
+from ...core.errors import ResourceError
+from ...core.kernel_folder import ADVICE, folder_problem, folder_risk, kernel_folder
 from ...drafters.slab.store import slab_directory
 from ..results import CheckResult
 from ..units import readable
@@ -37,6 +39,7 @@ class Machine:
     disk_free_bytes: int
     disk_path: Path
     script_owners: tuple[str, ...]
+    kernel_folder: Path | None = None
 
 
 def read_machine() -> Machine:
@@ -53,6 +56,7 @@ def read_machine() -> Machine:
         disk_free_bytes=free_bytes(disk_path),
         disk_path=disk_path,
         script_owners=script_owners(),
+        kernel_folder=kernel_folder() if backend == "cpu" else None,
     )
 
 
@@ -95,8 +99,10 @@ def _reference_blas() -> str | None:
 
 def free_bytes(path: Path) -> int:
     """Room on the disk where `path` is, or will be."""
-    existing = path if path.exists() or path == path.parent else None
-    return shutil.disk_usage(existing).free if existing else free_bytes(path.parent)
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:  # not there yet, or nobody may look
+        return 0 if path == path.parent else free_bytes(path.parent)
 
 
 def _parts(text: str) -> tuple[int, ...]:
@@ -172,4 +178,20 @@ def disk(say: Words, machine: Machine) -> CheckResult:
     return say.passed(found) if enough else say.warned(found)
 
 
-MACHINE_CHECKS: tuple[Check[Machine], ...] = (versions, device, blas, script, disk)
+@check(
+    "machine.kernels",
+    "a folder of one's own, in which MLX can compile its CPU kernels",
+    ADVICE,
+)
+def kernels(say: Words, machine: Machine) -> CheckResult:
+    """MLX runs the libraries that it finds there."""
+    folder = machine.kernel_folder
+    if folder is None:
+        return say.passed(f"{machine.backend} backend")
+    problem, risk = folder_problem(folder), folder_risk(folder)
+    if problem is not None:
+        return say.failed(ResourceError(problem))
+    return say.passed(str(folder)) if risk is None else say.warned(risk)
+
+
+MACHINE_CHECKS: tuple[Check[Machine], ...] = (versions, device, blas, script, disk, kernels)

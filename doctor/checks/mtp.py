@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ...core.checkpoint.safetensors_headers import listing
 from ...core.errors import DflashError
 from ...drafters.mtp.find import MtpSource, absence, find_head, open_folder
-from ...drafters.mtp.load import check_head
+from ...drafters.mtp.load import check_head, read_arrays
+from ...drafters.mtp.norms import judge_norms
 from ..results import CheckResult, NotReached
 from .check import Check, Words, check
 from .once import once, reach
@@ -88,15 +90,25 @@ def tensors(say: Words, subject: MtpSubject) -> CheckResult:
 
 @check(
     "mtp.norms",
-    "file format, conv1d shape and names that tell alike how norm weights are stored",
-    "nothing must be done: generate decides by the norms' values; compare acceptance to be sure",
+    "norm weights whose values tell how they are stored",
+    "say it to generate by --mtp-norms raw or --mtp-norms shifted",
 )
 def norms(say: Words, subject: MtpSubject) -> CheckResult:
-    """HF files store them less one; without their values only the layout tells."""
-    told = set(_evidence(subject))
-    if len(told) != 1:
-        return say.warned("undecided from headers: " + ("they contradict" if told else "no sign"))
-    return say.passed(f"stored {told.pop()}")
+    """What the loader will take them for; headers alone, of a hub repository, tell less."""
+    if subject.target.is_mirror:
+        told = set(_evidence(subject))
+        if len(told) != 1:
+            return say.warned(
+                "undecided from headers: " + ("they contradict" if told else "no sign")
+            )
+        return say.passed(f"stored {told.pop()}")
+    source = subject.present
+    forms = judge_norms(read_arrays(source), source.where)
+    found = {"raw": ORIGINAL, "shifted": CONVERTED}
+    if len(set(forms.values())) > 1:
+        raw = sorted(name for name, form in forms.items() if form == "raw")
+        return say.warned(f"mixed: {listing(raw)} {ORIGINAL}, the others {CONVERTED}")
+    return say.passed(f"stored {found[next(iter(forms.values()))]}" if forms else "none")
 
 
 def _evidence(subject: MtpSubject) -> Iterable[str]:

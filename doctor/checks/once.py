@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
-from ...core.errors import DflashError
+from ...core.errors import DflashError, resource_errors
 from ..results import NotReached
 
 S = TypeVar("S")
@@ -45,7 +45,8 @@ class once(Generic[S, T]):
         if f"{self._name} failed" in known:
             raise NotReached(self._name)
         try:
-            value = self._function(instance)
+            with resource_errors():
+                value = self._function(instance)
         except (DflashError, NotReached):
             known[f"{self._name} failed"] = True
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ...core.errors import DflashError
 from ...drafters import guards
 from ..results import CheckResult, NotReached
 from ..units import readable
 from .check import Check, Words, check
 from .memory import drafter_bytes, resident, target_bytes
+from .once import reach
 from .subjects import PairSubject
 from .tokenizer import describe_difference
 
@@ -48,6 +50,7 @@ def taps(say: Words, pair: PairSubject) -> CheckResult:
 def mask(say: Words, pair: PairSubject) -> CheckResult:
     """A special token, or an embedding row past the tokenizer's ids."""
     target, found = pair.target, pair.drafter.config.mask_token_id
+    reach(target.opened_tokenizer)
     if found in target.config.eos_ids:
         return say.warned(f"mask id {found} is an eos id of the target")
     if found in target.tokenizer.added:
@@ -65,9 +68,13 @@ def mask(say: Words, pair: PairSubject) -> CheckResult:
 )
 def tokenizer(say: Words, pair: PairSubject) -> CheckResult:
     """Ids that mean other strings cost acceptance and are never noticed otherwise."""
-    if pair.drafter.tokenizer.digest is None:
-        return say.passed("the drafter has none; the target's is used")
-    difference = describe_difference(pair.target.tokenizer, pair.drafter.tokenizer)
+    reach(pair.target.opened_tokenizer)
+    try:
+        if pair.drafter.tokenizer.digest is None:
+            return say.passed("the drafter has none; the target's is used")
+        difference = describe_difference(pair.target.tokenizer, pair.drafter.tokenizer)
+    except (DflashError, OSError) as exc:  # the drafter's, which nothing reads
+        return say.warned(str(exc))
     if difference is not None:
         return say.warned(difference)
     return say.passed("the same ids; the target's is used")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...core.errors import SlabError
+from ...core.errors import DflashError, SlabError
 from ...core.options import DEFAULT_DRAFTER_BITS, QuantizeOptions
 from ...drafters.slab.store import TEMPORARY, slab_places
 from ..results import CheckResult
@@ -44,16 +44,16 @@ def slab(say: Words, drafter: DrafterSubject) -> CheckResult:
         return say.passed("not needed: the drafter is used as its file has it")
     if drafter.is_mirror:
         return say.passed(f"made at the first use, {readable(size)}")
-    found = _find(drafter)
-    if not found:
-        return say.passed(f"none yet; generate makes one of {readable(size)} at its first use")
     from ...drafters.slab.listing import list_slabs
 
-    entries = [
-        entry
-        for entry in list_slabs(drafter.directory, verify=drafter.verify)
-        if entry.path in found
-    ]
+    try:
+        found = _find(drafter)
+        listed = list_slabs(drafter.directory, verify=drafter.verify) if found else []
+    except (DflashError, OSError) as exc:  # generate packs in memory then
+        return say.warned(str(exc))
+    if not found:
+        return say.passed(f"none yet; generate makes one of {readable(size)} at its first use")
+    entries = [entry for entry in listed if entry.path in found]
     bad = [entry for entry in entries if entry.state not in USABLE]
     lines = [
         f"{entry.path}, {readable(entry.size_bytes)}: {entry.state}"

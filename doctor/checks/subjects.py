@@ -13,9 +13,9 @@ from ...core.checkpoint.safetensors_headers import (
     TensorInfo,
     merge_headers,
     read_header,
-    weight_files,
 )
-from ...core.checkpoint.target_config import TargetConfig, read_target_config, refuse_gguf
+from ...core.checkpoint.target_config import TargetConfig, read_target_config, refuse_other_kinds
+from ...core.checkpoint.weight_index import weight_files
 from ...core.errors import ConfigError, DflashError
 from ...core.json_values import read_json
 from ...drafters.dflash.config import CONTRADICTIONS, DrafterConfig, parse_drafter_config
@@ -31,6 +31,7 @@ from .tokenizer import TokenizerFiles
 
 if TYPE_CHECKING:
     from ...core.loading.tokenizer import OpenedTokenizer
+    from ...core.target.target import Target
 
 
 class Checkpoint:
@@ -52,7 +53,7 @@ class Checkpoint:
     @once
     def raw(self) -> Mapping[str, Any]:
         """config.json as it stands. Raises ModelNotFound, ConfigError, UnsupportedModel (GGUF)."""
-        refuse_gguf(self.directory)
+        refuse_other_kinds(self.directory)
         return read_json(self.file)
 
     @once
@@ -126,6 +127,17 @@ class TargetSubject(Checkpoint):
         """The same with every tensor in its place. Raises TensorError."""
         bones.fill(self.quantized)
         return self.quantized
+
+    @once
+    def traced(self) -> Target:
+        """The same behind the suite's forward, every pass of the loader's check put together, none
+        computed. Raises CheckpointError, UnsupportedModel or ForwardMismatch."""
+        from ...core.loading.load import put_behind_forward  # a second of import
+        from ...core.target.forward_check import trace_forward
+
+        target = put_behind_forward(self.filled.model, self.config)
+        trace_forward(target)
+        return target
 
 
 class DrafterSubject(Checkpoint):

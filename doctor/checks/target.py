@@ -15,6 +15,7 @@ from .check import Check, Words, check
 from .memory import CONTEXT_TOKENS, resident, target_bytes
 from .once import reach
 from .subjects import TargetSubject
+from .tokenizer import template_variables
 
 SAME_RELEASE = "fetch config.json and weights of one and the same release"
 
@@ -145,6 +146,16 @@ def tensors(say: Words, target: TargetSubject) -> CheckResult:
 
 
 @check(
+    "target.forward",
+    "settings with which a pass can be put together, by mlx-lm and by the suite alike",
+    "correct the setting in config.json, or fetch it again",
+)
+def forward(say: Words, target: TargetSubject) -> CheckResult:
+    """The loader's own passes, put together and not computed: no weight is read."""
+    return say.passed(f"{len(target.traced.backbone.layers)} layers, every shape fits")
+
+
+@check(
     "target.tied",
     "an lm_head where embeddings are not tied, none where they are",
     "set tie_word_embeddings to what the model was trained with",
@@ -166,14 +177,13 @@ def tied(say: Words, target: TargetSubject) -> CheckResult:
     "fetch the tokenizer files of the original repository",
 )
 def tokenizer(say: Words, target: TargetSubject) -> CheckResult:
-    """Files first; then the largest id against the embedding's rows; then the loader's own look."""
-    reach(target.kind)
-    found = require_tokenizer(target.directory)
+    """The loader's own look; then the largest id against the embedding's rows."""
+    opened, found = target.opened_tokenizer, require_tokenizer(target.directory)
     top = target.tokenizer.top_id
     if top is not None and top >= target.config.vocab_size:
         return say.warned(f"id {top} is outside the embedding of {target.config.vocab_size} rows")
     shown = f"{found[0]}, ids up to {top}" if top is not None else ", ".join(found)
-    opened = target.opened_tokenizer  # what the loader puts right asks nothing of the user
+    # What the loader puts right asks nothing of the user.
     return say.passed("; ".join((shown, f"transformers {version('transformers')}", *opened.notes)))
 
 
@@ -183,11 +193,8 @@ def tokenizer(say: Words, target: TargetSubject) -> CheckResult:
     "add eos_token_id to generation_config.json, or give --stop and --max-tokens",
 )
 def eos(say: Words, target: TargetSubject) -> CheckResult:
-    """Decoding stops at the union of config.json's, generation_config.json's and the
-    tokenizer's ids: of published chat models no single file lists them all."""
-    stated, token = target.config.eos_ids, target.tokenizer.eos_token
-    own = target.tokenizer.id_of(token) if token is not None else None
-    ids = sorted(stated if own is None else stated | {own})
+    """As the loader has them."""
+    ids = sorted(target.opened_tokenizer.eos_ids(target.config))
     if not ids:
         return say.warned("no eos id anywhere: only --max-tokens ends an answer")
     if outside := [index for index in ids if not 0 <= index < target.config.vocab_size]:
@@ -202,17 +209,16 @@ def eos(say: Words, target: TargetSubject) -> CheckResult:
 )
 def template(say: Words, target: TargetSubject) -> CheckResult:
     """Which settings the template reads; a marker that is not a token never ends a turn."""
-    reach(target.kind)
-    files_of = target.tokenizer
-    if files_of.template is None:
+    text, files_of = target.opened_tokenizer.template, target.tokenizer
+    if text is None:
         return say.warned("no chat template: prompts are continued as raw text")
     try:
-        parse_template(files_of.template)
+        parse_template(text)
     except PromptError as exc:  # raw text still runs
         return say.warned(str(exc))
-    if files_of.added and (unknown := files_of.unknown_markers()):
+    if files_of.added and (unknown := files_of.unknown_markers(text)):
         return say.warned(f"the template writes {listing(unknown, 3)}, which is not a token")
-    names = files_of.template_variables()
+    names = template_variables(text)
     return say.passed(f"there; reads {', '.join(names) or 'no reasoning setting'}")
 
 
@@ -229,6 +235,6 @@ def memory(say: Words, target: TargetSubject) -> CheckResult:
 
 
 TARGET_CHECKS: tuple[Check[TargetSubject], ...] = (
-    kind, config, rope, geometry, tokenizer, files, headers, index, quantization, tensors, tied,
-    eos, template, memory,
+    kind, config, rope, geometry, tokenizer, files, headers, index, quantization, tensors, forward,
+    tied, eos, template, memory,
 )  # fmt: skip

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...core.checkpoint.tokenizer_files import find_template, require_tokenizer_model
 from ...core.json_values import is_whole, read_json
 from .once import once
 
@@ -68,8 +67,6 @@ class TokenizerFiles:
     def _parsed(self) -> tuple[dict[int, str], dict[int, str]]:
         """(added tokens, vocabulary) of tokenizer.json; the merges, its largest part, are left."""
         whole = read_json(self.file) if self.file.is_file() else {}
-        if self.file.is_file():
-            require_tokenizer_model(whole, self.file)
         entries, model = whole.get("added_tokens"), whole.get("model")
         added = {
             entry["id"]: str(entry.get("content"))
@@ -87,32 +84,16 @@ class TokenizerFiles:
         """The largest id that is known, None where none is."""
         return max((*self.ordinary, *self.added), default=None)
 
-    def id_of(self, token: str) -> int | None:
-        """The id of a special token."""
-        return next((index for index, text in self.added.items() if text == token), None)
-
-    @property
-    def eos_token(self) -> str | None:
-        """The token that tokenizer_config.json names as the end."""
-        stated = self.settings.get("eos_token")
-        stated = stated.get("content") if isinstance(stated, dict) else stated
-        return stated if isinstance(stated, str) else None
-
-    @once
-    def template(self) -> str | None:
-        """The chat template that the loader uses. Raises ConfigError."""
-        found = find_template(self.directory)
-        return None if found is None else found.text
-
-    def template_variables(self) -> list[str]:
-        """Which settings the template reads."""
-        words = set(re.findall(r"\w+", self.template or ""))
-        return [name for name in TEMPLATE_VARIABLES if name in words]
-
-    def unknown_markers(self) -> list[str]:
-        """`<|...|>` texts of the template that are not added tokens: typos that never stop."""
-        found = sorted(set(MARKER.findall(self.template or "")))
+    def unknown_markers(self, template: str) -> list[str]:
+        """`<|...|>` texts of a template that are not added tokens: typos that never stop."""
+        found = sorted(set(MARKER.findall(template)))
         return [text for text in found if text not in self.added.values()]
+
+
+def template_variables(template: str) -> list[str]:
+    """Which settings a template reads."""
+    words = set(re.findall(r"\w+", template))
+    return [name for name in TEMPLATE_VARIABLES if name in words]
 
 
 def describe_difference(one: TokenizerFiles, other: TokenizerFiles) -> str | None:

@@ -144,8 +144,8 @@ class Timed:
     ) -> None:
         self._target = target
         self._clock = clock
-        self._drafters = {name: drafter for name, (drafter, _) in drafters.items()}
-        self._contexts = Contexts(list(self._drafters.values()))
+        self._contexts = Contexts([drafter for drafter, _ in drafters.values()])
+        self._drafters = self._contexts.sessions
         self._context = context
         self._vocab = target.config.vocab_size
         self._cache = self._filled()
@@ -225,10 +225,10 @@ class Timed:
     def _filled(self) -> Sequence[Any]:
         cache = self._target.make_cache(self._context + ROOM)
         ids = seeded_ids(self._context, self._vocab, SEED)
-        self._contexts.start(self._context)
+        self._contexts.start([self._context])
         for start in range(0, self._context, PREFILL_STEP):
             piece = ids[start : start + PREFILL_STEP]
-            taps = self._contexts.taps_wanted(start + len(piece))
+            taps = self._contexts.taps_wanted(start, start + len(piece))
             result = self._target.forward_with_taps(piece[None], cache, taps)
             self._contexts.observe(start, piece, result, active=None)
             mx.eval(cache_arrays(cache), self._contexts.state())

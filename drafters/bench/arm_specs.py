@@ -12,6 +12,7 @@ from ...core.options import (
     GenerateOptions,
     LoadOptions,
     MtpHidden,
+    MtpNorms,
     Speculation,
     check_drafter_bits,
     parse_speculation,
@@ -28,6 +29,7 @@ class ArmSpec:
     drafter: str | None = None
     mtp: str | None = None
     mtp_hidden: MtpHidden = "post"
+    mtp_norms: MtpNorms | None = None
     drafter_bits: int | None = None
     block_size: int | None = None
     draft_tokens: int | None = None
@@ -53,6 +55,7 @@ class ArmSpec:
             drafter=self.drafter or common.drafter,
             mtp=self.mtp or common.mtp,
             mtp_hidden=self.mtp_hidden,
+            mtp_norms=self.mtp_norms or common.mtp_norms,
             drafter_bits=self.drafter_bits or common.drafter_bits,
         )
 
@@ -139,10 +142,17 @@ def _hidden(value: str) -> str:
     return value
 
 
+def _norms(value: str) -> str:
+    if value not in get_args(MtpNorms):
+        raise ValueError(" or ".join(get_args(MtpNorms)))
+    return value
+
+
 PARSERS: dict[str, Callable[[str], Any]] = {
     "drafter": _text,
     "mtp": _text,
     "mtp_hidden": _hidden,
+    "mtp_norms": _norms,
     "drafter_bits": _bits,
     "block_size": _whole,
     "draft_tokens": _whole,

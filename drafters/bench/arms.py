@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.bench.types import Arm
 from ...core.block import NO_BLOCK, Block, limit_block
-from ...core.checkpoint.target_config import TargetConfig, read_target_config
+from ...core.checkpoint.target_config import TargetConfig
 from ...core.decode.drafter import Drafter
 from ...core.errors import OptionError
 from ...core.exact.promise import Promise, keep_exact
@@ -23,6 +23,7 @@ from ...core.report import SILENT, Report
 from ...core.target.target import Target
 from ...core.wired_limit import while_raised
 from ..bundled import paths as bundled
+from ..guards import open_target_config
 from ..locate import locate
 from ..methods.method import Candidate
 from ..methods.table import method_of
@@ -112,11 +113,11 @@ def load_arms(
     themselves. Its speculation is not asked: each arm has its own.
     """
     loading = loading or LoadOptions()
-    config = read_target_config(locate(loading.model or bundled.TARGET))
+    config = open_target_config(locate(loading.model or bundled.TARGET))
     loader = ArmLoader(config, loading, report)
     candidates = [loader.candidates(spec) for spec in specs]
     report.say(f"loading target {config.path}")
-    loaded = load_target(config, loading.dtype, loading.kernels)
+    loaded = load_target(config, loading.dtype, loading.kernels, loading.adapter_path)
     if loading.exact:
         report.say("checking that a row depends on its own past alone")
     target, promise = keep_exact(

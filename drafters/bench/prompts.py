@@ -13,10 +13,10 @@ from typing import Any
 
 from ...core.bench.types import BenchPrompt
 from ...core.decode.chat import Chat, encode_text, render_chat
-from ...core.decode.loop import check_prompt
 from ...core.decode.messages import plain_messages
+from ...core.decode.prompt_ids import check_prompt
 from ...core.errors import OptionError, PromptError
-from ...core.json_values import are_whole, parse_object, read_json
+from ...core.json_values import are_whole, parse_object, read_json, text_lines
 from ..bundled.paths import PROMPTS_FILE
 
 SETS_FILE = Path(__file__).resolve().parent / "prompt_sets.json"
@@ -61,7 +61,7 @@ def read_prompt_file(file: Path) -> list[dict[str, Any]]:
     """.jsonl: an object a line, with `text` or `prompt` (raw), `user` (a chat turn), `messages`
     (a conversation) or `prompt_ids`, and perhaps `name` and `kind`. Else: a raw prompt a line."""
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = text_lines(file.read_bytes().decode("utf-8-sig"))
     except OSError as exc:
         raise PromptError(f"the prompt file {file} cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:

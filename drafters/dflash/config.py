@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ...core.checkpoint.bounds import check_bounds
 from ...core.checkpoint.rope import Rope, RopeDefaults, read_rope
-from ...core.checkpoint.target_config import refuse_gguf
+from ...core.checkpoint.target_config import refuse_other_kinds
 from ...core.errors import ConfigError, UnsupportedModel
 from ...core.json_values import Fields, checked, read_json
-from .container import DrafterKind, classify
+from .container import DrafterKind, classify, label_note
 from .quantization import Quantization, read_quantization
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -63,6 +64,7 @@ class DrafterConfig:
     selector: SelectorConfig | None
     states_attention_bias: bool = True
     quantization: Quantization = field(default_factory=Quantization)
+    label_note: str = ""
 
     @property
     def file(self) -> Path:
@@ -100,12 +102,13 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
 
 def parse_drafter_config(directory: Path) -> DrafterConfig:
     """The typed values of config.json, before they are held against each other."""
-    refuse_gguf(directory)
+    refuse_other_kinds(directory)
     file = directory / "config.json"
     raw = read_json(file)
     kind = classify(raw, file)
     nested = raw.get("dflash_config") or {}
     checked("object", f"{file}: 'dflash_config'", nested)
+    check_bounds(file, {"dflash_config.": nested, "": raw})
     fields = Fields(file, (("dflash_config.", nested), ("", raw)))
     _require_trained_values(fields, raw)
     layers = fields.integer("num_hidden_layers")
@@ -138,6 +141,7 @@ def parse_drafter_config(directory: Path) -> DrafterConfig:
         selector=_selector(fields) if kind == "dflash2" else None,
         states_attention_bias=fields.raw("attention_bias") is not None,
         quantization=read_quantization(file, raw),
+        label_note=label_note(raw, kind, file),
     )
 
 

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from ...core.checkpoint.families import find_family
+from ...core.checkpoint.foreign_formats import refuse_foreign_drafter
 from ...core.errors import ConfigError, UnsupportedModel
+from ...core.json_values import shown
 
 DrafterKind = Literal["dflash", "dflash2"]
 
@@ -20,8 +23,6 @@ V2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top
 
 Z_LAB = "give the drafter in z-lab's layout (config.json with 'dflash_config', and safetensors)"
 MTP_TYPES = ("qwen3_5_mtp", "qwen3_next_mtp")
-FOREIGN_METHODS = ("compressed-tensors", "modelopt", "fp8", "awq", "gptq", "bitsandbytes")
-"""Quantization methods of other runtimes."""
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "sample_from_anchor": (False,),
@@ -59,16 +60,25 @@ def classify(raw: Mapping[str, Any], file: Path) -> DrafterKind:
     nested = nested if isinstance(nested, dict) else {}
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(n, str) for n in architectures):
-        raise ConfigError(f"{file}: 'architectures' is {architectures!r}, expected a list of names")
+        raise ConfigError(
+            f"{file}: 'architectures' is {shown(architectures)}, expected a list of names"
+        )
     refuse_containers(raw, nested, architectures, file)
     is_v2 = any(name in V2_ARCHITECTURES for name in architectures) or any(
         nested.get(key) or raw.get(key) for key in V2_KEYS
     )
     if not is_v2 and not any(name.startswith("DFlash") for name in architectures) and not nested:
+        family = find_family(str(raw.get("model_type")))
+        if family is not None and not drafter_signs(raw):
+            raise UnsupportedModel(
+                f"{file} is a target ({family.model_type}) and not a drafter: give its directory "
+                "to --model; mlx_lm.convert quantizes targets"
+            )
         raise UnsupportedModel(
             f"{file} is not a DFlash drafter: architectures {architectures or 'missing'} and no "
             "'dflash_config'. Give the drafter's directory to --drafter and the target's to --model"
         )
+    refuse_foreign_drafter(raw, file)
     refuse_other_maths(raw, nested, file)
     return "dflash2" if is_v2 else "dflash"
 
@@ -102,18 +112,8 @@ def refuse_containers(
         advice = "use --speculation mtp with its target"
     elif "eagle" in names or "eagle_aux_hidden_state_layer_ids" in {*raw, *nested}:
         found = "an EAGLE-style container, whose layer ids count from 1"
-    elif method := foreign_method(raw):
-        found = f"quantized by {method}, which MLX does not read"
-        advice = "give the bfloat16 checkpoint, or a copy quantized by MLX"
     if found:
         raise UnsupportedModel(f"{file} is {found}: {advice}")
-
-
-def foreign_method(raw: Mapping[str, Any]) -> str | None:
-    """The quantization method of another runtime that this config states."""
-    block = raw.get("quantization_config")
-    method = block.get("quant_method") if isinstance(block, dict) else None
-    return str(method) if method in FOREIGN_METHODS else None
 
 
 def refuse_other_maths(raw: Mapping[str, Any], nested: Mapping[str, Any], file: Path) -> None:
@@ -125,7 +125,45 @@ def refuse_other_maths(raw: Mapping[str, Any], nested: Mapping[str, Any], file: 
             if value is None or value in neutral or (same and value == raw.get(same)):
                 continue
             raise UnsupportedModel(
-                f"{file}: '{label}{key}' is {value!r}, which changes the drafter's arithmetic in a "
-                "way that is not implemented; its drafts would be bad and nothing would say so. "
-                "Give another drafter for this target"
+                f"{file}: '{label}{key}' is {shown(value)}, which changes the drafter's arithmetic "
+                "in a way that is not implemented; its drafts would be bad and nothing would say "
+                "so. Give another drafter for this target"
             )
+
+
+DRAFTER_KEYS = (
+    "target_layer_ids",
+    "aux_hidden_state_layer_ids",
+    "eagle_aux_hidden_state_layer_ids",
+    "mask_token_id",
+    "dflash_config",
+    "speculators_config",
+    "speculators_model_type",
+    "selector_vocab_size",
+    "draft_vocab_size",
+    "num_target_layers",
+)
+"""Keys that no target's config.json has."""
+
+
+def drafter_signs(raw: Mapping[str, Any]) -> list[str]:
+    """What in a config.json says that it is a drafter's, of whatever kind."""
+    architectures = raw.get("architectures")
+    named = (
+        [one for one in architectures if isinstance(one, str)]
+        if isinstance(architectures, list)
+        else []
+    )
+    drafts = [one for one in named if "draft" in one.lower() or "eagle" in one.lower()]
+    return [*drafts, *(key for key in DRAFTER_KEYS if raw.get(key) is not None)]
+
+
+def label_note(raw: Mapping[str, Any], kind: str, file: Path) -> str:
+    """What to say of a config.json whose keys are another kind's than its `architectures`."""
+    named = [str(one) for one in raw.get("architectures") or []]
+    if kind != "dflash2" or not named or any(one in V2_ARCHITECTURES for one in named):
+        return ""
+    return (
+        f"{file}: 'architectures' says {', '.join(named)}, and the keys and tensors are DFlash2's; "
+        "it is run as dflash2"
+    )

@@ -6,13 +6,31 @@ attended to, and overwritten by the next rows. A sliding layer keeps its last wi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import mlx.core as mx
 
 GROWTH_ROWS = 256
 """Rows by which a buffer grows, and by which a sliding one may run over before it is moved."""
 ALL = slice(None)
+HeldRows = tuple[mx.array, mx.array]
+"""Keys and values of a sliding context, which nobody writes to."""
+
+
+@dataclass(frozen=True)
+class ContextMark:
+    """Where a drafter's context stood: its position, and what its sliding buffers held then; no
+    windows where the way back is too short for them to have slid on."""
+
+    position: int
+    windows: tuple[HeldRows | None, ...] = ()
+
+    def arrays(self) -> list[mx.array]:
+        """All that the mark keeps alive."""
+        return [array for held in self.windows if held is not None for array in held]
 
 
 class ContextBuffer:
@@ -44,6 +62,11 @@ class ContextBuffer:
         """Rows that the buffer has memory for."""
         return int(self._keys.shape[2])
 
+    def bytes_for(self, tokens: int) -> int:
+        """Of the two buffers after so many tokens."""
+        rows = tokens if self._keep is None else min(tokens, self._keep)
+        return 2 * (rows + GROWTH_ROWS) * self.heads * self._head_dim * self._dtype.size
+
     def arrays(self) -> list[mx.array]:
         """The two buffers."""
         return [self._keys, self._values]
@@ -64,6 +87,31 @@ class ContextBuffer:
         self._end += count
         if self._keep is not None:
             self._start = max(self._start, self._end - self._keep)
+
+    def hold(self) -> HeldRows | None:
+        """The context of a sliding layer, for `put`; None where it can simply be cut back."""
+        if self._keep is None:
+            return None
+        live = slice(self._start, self._end)
+        return mx.contiguous(self._keys[:, :, live]), mx.contiguous(self._values[:, :, live])
+
+    def put(self, held: HeldRows) -> None:
+        """Make these rows the context; they are not written to."""
+        self._keys, self._values = mx.array(held[0]), mx.array(held[1])
+        self._start, self._end = 0, int(held[0].shape[2])
+
+    def fork(self) -> Self:
+        """The same rows in a buffer of its own: what is written to one, the other never sees."""
+        made = copy.copy(self)
+        made._keys, made._values = mx.array(self._keys), mx.array(self._values)
+        return made
+
+    def compact(self) -> None:
+        """Keep no memory but that of the context rows."""
+        live = slice(self._start, self._end)
+        self._keys = mx.contiguous(self._keys[:, :, live])
+        self._values = mx.contiguous(self._values[:, :, live])
+        self._start, self._end = 0, self.rows
 
     def drop(self, count: int) -> None:
         """Forget the last `count` rows; what slid out of a window's sight is seen again as far as

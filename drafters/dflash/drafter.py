@@ -22,8 +22,9 @@ from ...core.errors import CacheError
 from ...core.options import GenerateOptions, Kernels
 from ...core.probe_store import ProbeKey
 from .config import DrafterConfig
-from .context import ContextBuffer, HeadsOf, join_heads
+from .context import ContextBuffer, ContextMark, HeadsOf, join_heads
 from .layers import CandidateSelector, Layer, Layer2
+from .packed import most_bits
 
 if TYPE_CHECKING:
     from .cuda.draft import FusedDraft
@@ -102,8 +103,8 @@ class DFlashDrafter:
 
     @property
     def bits(self) -> int:
-        """Bits a weight of its projections: 16 where they are not packed."""
-        return getattr(self.model.fc, "bits", 16)
+        """Bits a weight of most of its projections' weights: 16 where these are not packed."""
+        return most_bits(self.model)
 
     def probe_key(self, key: ProbeKey) -> ProbeKey | None:
         """The key of what a probe of its target with this drafter is stored under."""
@@ -134,6 +135,10 @@ class DFlashDrafter:
         """Context rows held by each layer."""
         held = {i: b.rows for some, b in self._grouped() for i in some}
         return [held[index] for index in self._indices]
+
+    def context_bytes(self, tokens: int) -> int:
+        """Of the keys and values that its layers hold after so many tokens."""
+        return sum(buffer.bytes_for(tokens) for buffer in self._buffers)
 
     def session(self) -> Self:
         """The same weights, with an empty context of its own."""
@@ -176,20 +181,35 @@ class DFlashDrafter:
             buffer.append(join_heads(keys), join_heads(values))
         self._position += rows.taps.shape[1]
 
-    def mark(self) -> int:
-        """The position: rows behind it can simply be dropped."""
-        return self._position
+    def mark(self, *, lasting: bool = False) -> ContextMark:
+        """The position: rows behind it can simply be dropped, but for windows that slide on, of
+        which a lasting mark has copies."""
+        held = tuple(buffer.hold() for buffer in self._buffers) if lasting else ()
+        return ContextMark(self._position, held)
 
     def return_to(self, mark: object) -> None:
         """Drop the rows observed since."""
-        if not isinstance(mark, int) or mark > self._position:
+        if not isinstance(mark, ContextMark) or mark.position > self._position:
             raise CacheError(
                 f"{self.name} cannot go back to this {type(mark).__name__}: it is not a mark of "
                 f"this context, which stands at {self._position}"
             )
-        for buffer in self._buffers:
-            buffer.drop(self._position - mark)
-        self._position = mark
+        for index, buffer in enumerate(self._buffers):
+            held = mark.windows[index] if mark.windows else None
+            if held is None:
+                buffer.drop(self._position - mark.position)
+            else:
+                buffer.put(held)
+        self._position = mark.position
+
+    def fork(self, mark: object) -> Self:
+        """The same weights, with a copy of the context at a lasting mark."""
+        made = copy.copy(self)
+        made._buffers = [buffer.fork() for buffer in self._buffers]
+        made.return_to(mark)
+        for buffer in made._buffers:
+            buffer.compact()
+        return made
 
     def draft(self, anchor: mx.array, count: int) -> mx.array:
         """Block = [anchor, mask x count] in one forward; drafts come from the mask rows."""

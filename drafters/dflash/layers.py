@@ -13,9 +13,9 @@ import mlx.nn as nn
 
 from ...core.checkpoint.rope_modules import build_rope
 from ...core.decode.choose import Draws
-from ...core.decode.sampling import Proposal, draw
+from ...core.decode.sampling import Proposal, draw, tempered
 from ...core.device import on_cuda
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, described
 from .config import DrafterConfig, SelectorConfig
 from .context import ContextBuffer, HeadsOf
 
@@ -220,10 +220,10 @@ class CandidateSelector(nn.Module):
                 hidden,
                 candidates,
                 anchor,
-                lambda scores: draw(mx.softmax(scores / temperature), draws.key()),
+                lambda scores: draw(tempered(scores, temperature), draws.key()),
             )
         )
-        probs = mx.stack([mx.softmax(scores / temperature) for _, scores in steps])
+        probs = mx.stack([tempered(scores, temperature) for _, scores in steps])
         return Proposal(mx.concatenate([ids for ids, _ in steps]), probs, candidates[0])
 
     def _candidates(self, logits: mx.array) -> tuple[mx.array, mx.array]:
@@ -282,6 +282,6 @@ def make_rope(config: DrafterConfig) -> nn.Module:
         return build_rope(config.rope, config.head_dim, config.max_position_embeddings)
     except (ValueError, ArithmeticError, KeyError, TypeError) as exc:
         raise ConfigError(
-            f"{config.file}: no rope can be built of {config.rope} ({type(exc).__name__}: {exc}); "
+            f"{config.file}: no rope can be built of {config.rope} ({described(exc)}); "
             "fetch config.json again"
         ) from exc

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 
 from ...core.checkpoint.safetensors_headers import TensorInfo
 from ...core.checkpoint.weight_source import Source, load_arrays, read_source
+from ..finite_weights import require_finite_weights
 from .config import DrafterConfig
 from .drafter import DFlashDrafter, DFlashModel, TargetEnds
 from .layers import make_rope
@@ -73,6 +74,7 @@ def bind_drafter(
     model.load_weights(list(named.items()), strict=True)
     model.eval()
     mx.eval(model.parameters())
+    require_finite_weights(model, config.path)
     return DFlashDrafter(model, config, ends, rope)
 
 

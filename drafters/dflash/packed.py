@@ -47,3 +47,14 @@ def pack_modules(
                 packed[part] = arrays[f"{path}.{part}"]
         owner, _, name = path.rpartition(".")
         modules[owner][name] = packed
+
+
+def most_bits(model: nn.Module) -> int:
+    """The bits a weight that most weights of the projections have."""
+    counts: dict[int, int] = {}
+    for _, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.QuantizedLinear):
+            bits = int(getattr(module, "bits", 16))
+            held = int(module.weight.size) * (32 // bits if bits < 16 else 1)
+            counts[bits] = counts.get(bits, 0) + held
+    return max(counts, key=lambda bits: (counts[bits], -bits), default=16)

@@ -23,6 +23,9 @@ class Packing:
     group_size: int
     mode: str = "affine"
 
+    def __str__(self) -> str:
+        return f"{self.bits} bits in groups of {self.group_size}, {self.mode}"
+
     def part_shapes(self, rows: int, columns: int) -> dict[str, tuple[int, int]]:
         """Shapes of `weight` (uint32), `scales` and, where affine, `biases`."""
         groups = (rows, columns // self.group_size)
@@ -32,9 +35,13 @@ class Packing:
 
 @dataclass(frozen=True)
 class Quantization:
-    """overrides: module path -> its own packing; the others follow from their shapes."""
+    """overrides: module path -> its own packing; the others follow from their shapes. unpacked:
+    modules that the block leaves as they are; whole: what it states for all others, None where
+    there is no block."""
 
     overrides: Mapping[str, Packing] = field(default_factory=dict)
+    unpacked: tuple[str, ...] = ()
+    whole: Packing | None = None
 
 
 def read_quantization(file: Path, raw: Mapping[str, Any]) -> Quantization:
@@ -46,13 +53,22 @@ def read_quantization(file: Path, raw: Mapping[str, Any]) -> Quantization:
     if block is None:
         return Quantization()
     checked("object", f"{file}: 'quantization'", block)
-    _packing(file, "quantization", block)
+    other = raw.get("quantization_config")
+    if raw.get("quantization") and isinstance(other, dict) and other != block:
+        raise ConfigError(
+            f"{file}: 'quantization' and 'quantization_config' disagree; keep the one that the "
+            "tensors were packed by"
+        )
+    whole = _packing(file, "quantization", block)
+    named = {path.removeprefix("model."): value for path, value in block.items()}
     return Quantization(
         {
-            path.removeprefix("model."): _packing(file, f"quantization.{path}", value)
-            for path, value in block.items()
+            path: _packing(file, f"quantization.{path}", value)
+            for path, value in named.items()
             if isinstance(value, dict)
-        }
+        },
+        tuple(path for path, value in named.items() if value is False),
+        whole,
     )
 
 

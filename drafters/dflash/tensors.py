@@ -88,15 +88,36 @@ def check_tensors(
     extra = sorted(set(found) - set(wanted))
     problems = [*_twice(headers), *_compare(found, wanted, extra)]
     problems += _dtypes(found, wanted, packings)
-    for path, stated in config.quantization.overrides.items():
-        if path in packings and packings[path] != stated:
-            problems.append(f"{path} is packed as {packings[path]}, config.json says {stated}")
+    problems += _packing_problems(config, packings, {module_path(name) for name in expected})
     if problems:
         raise TensorError(
             f"{config.path}: the tensors are not those of this {config.kind} config.json: "
             + "; ".join(problems)
             + _advice(extra)
         )
+
+
+def _packing_problems(
+    config: DrafterConfig, packings: Mapping[str, Packing], modules: Collection[str]
+) -> list[str]:
+    """What the `quantization` block says of single modules, and is not so."""
+    stated = config.quantization
+    problems = []
+    for path, packing in stated.overrides.items():
+        if path not in modules:
+            problems.append(f"config.json says how {path} is packed, and there is no such module")
+        elif path not in packings:
+            problems.append(f"{path} is not packed, config.json says {packing}")
+        elif packings[path] != packing:
+            problems.append(f"{path} is packed as {packings[path]}, config.json says {packing}")
+    for path in stated.unpacked:
+        if path in packings:
+            problems.append(
+                f"{path} is packed as {packings[path]}, config.json says that it is not"
+            )
+        elif path not in modules:
+            problems.append(f"config.json leaves {path} as it is, and there is no such module")
+    return problems
 
 
 def packed_shapes(

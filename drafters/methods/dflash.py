@@ -33,6 +33,8 @@ def find(target: TargetConfig, loading: LoadOptions, report: Report) -> Candidat
         return Candidate(problem=ABSENT)
     config = read_drafter_config(locate(loading.drafter))
     check_pair(target, config)
+    if config.label_note:
+        report.note(config.label_note)
     checked, source = check_source(config)
     return Candidate(
         lambda loaded: load_drafter_at(
@@ -66,7 +68,7 @@ DFLASH = Method(
     ignored="concerns DFlash alone and is ignored on route {route}",
     files_option="drafter",
     load_options=("drafter", "drafter_bits"),
-    noted_options=(),
+    noted_options=("drafter_bits",),
     request_options=("block_size",),
     check_groups=("drafter", "pair"),
     find=find,

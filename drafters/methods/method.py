@@ -81,7 +81,12 @@ class Method:
 
         Under auto its files were looked for, and what came of them is in the route's reason.
         """
-        noted = self.noted_options if requested != "auto" else ()
-        given = [name for name in noted if getattr(loading, name) is not None]
+        default = LoadOptions()
+        looked_for = (self.files_option,) if requested == "auto" else ()
+        given = [
+            name
+            for name in self.noted_options
+            if getattr(loading, name) != getattr(default, name) and name not in looked_for
+        ]
         given += [name for name in self.request_options if getattr(options, name) is not None]
         return [f"--{name.replace('_', '-')}" for name in given]

@@ -35,7 +35,9 @@ def find(target: TargetConfig, loading: LoadOptions, report: Report) -> Candidat
     else:
         return Candidate(problem=absence(target))
     return Candidate(
-        lambda loaded: load_head(source, loaded, drafter_dtype(loaded), loading.mtp_hidden),
+        lambda loaded: load_head(
+            source, loaded, drafter_dtype(loaded), loading.mtp_hidden, loading.mtp_norms
+        ),
         source.where,
     )
 
@@ -80,8 +82,8 @@ MTP = Method(
     loaded="the target's MTP head loaded",
     ignored="concerns an MTP head alone and is ignored: none is loaded",
     files_option="mtp",
-    load_options=("mtp", "mtp_hidden"),
-    noted_options=("mtp",),
+    load_options=("mtp", "mtp_hidden", "mtp_norms"),
+    noted_options=("mtp", "mtp_hidden", "mtp_norms"),
     request_options=("draft_tokens",),
     check_groups=("mtp",),
     find=find,

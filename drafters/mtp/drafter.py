@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -24,6 +23,7 @@ from ...core.decode.sampling import Proposal, join_steps
 from ...core.errors import CacheError
 from ...core.options import GenerateOptions, MtpHidden
 from ...core.probe_store import ProbeKey
+from .context import HeadCache, HeadMark
 
 
 class SharedEnds(Protocol):
@@ -82,51 +82,6 @@ class MtpModel(nn.Module):
         return fused
 
 
-class HeadCache:
-    """The head's keys and values; row i belongs to absolute position `start` + i."""
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self._rows: Any = model_module("cache").KVCache()
-
-    @property
-    def rows(self) -> int:
-        """Rows held."""
-        return int(self._rows.offset)
-
-    @property
-    def offset(self) -> int:
-        """Absolute position of the next row, by which mlx-lm's attention turns RoPE."""
-        return self.start + self.rows
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append rows; returns all of them."""
-        fetched: tuple[mx.array, mx.array] = self._rows.update_and_fetch(keys, values)
-        return fetched
-
-    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
-        """Causal over the rows held, as mlx-lm makes it."""
-        return self._rows.make_mask(*args, **kwargs)
-
-    def trim(self, count: int) -> None:
-        """Forget the last `count` rows."""
-        self._rows.trim(count)
-
-    def arrays(self) -> list[mx.array]:
-        """The buffers, where there are any yet."""
-        return [array for array in (self._rows.keys, self._rows.values) if array is not None]
-
-
-@dataclass(frozen=True)
-class HeadMark:
-    """Where an MTP drafter stood: its position, its rows, the pending hidden row."""
-
-    position: int
-    rows: int
-    pending: mx.array | None
-    anchor_fed: bool
-
-
 class MtpDrafter:
     """One loaded head bound to one target, with the context of one sequence; `session` gives
     another context over the same weights.
@@ -183,6 +138,12 @@ class MtpDrafter:
         """Absolute position of the next row to observe, which is the anchor's."""
         return self._position
 
+    def context_bytes(self, tokens: int) -> int:
+        """Of the head's keys and values after so many tokens."""
+        attention = self.model.layers[0].self_attn
+        row = int(attention.num_key_value_heads) * int(attention.head_dim)
+        return 2 * tokens * row * self._dtype.size
+
     def session(self) -> Self:
         """The same weights, with an empty context of its own."""
         made = copy.copy(self)
@@ -218,9 +179,13 @@ class MtpDrafter:
         self._anchor_fed = False
         self._position += source.shape[1]
 
-    def mark(self) -> HeadMark:
-        """Rows held, and the hidden row that waits for its token."""
-        return HeadMark(self._position, self._cache.rows, self._pending, self._anchor_fed)
+    def mark(self, *, lasting: bool = False) -> HeadMark:
+        """Rows held, and the hidden row that waits for its token; lasting: not as a part of the
+        rows around it."""
+        pending = self._pending
+        if lasting and pending is not None:
+            pending = mx.contiguous(pending)
+        return HeadMark(self._position, self._cache.rows, pending, self._anchor_fed)
 
     def return_to(self, mark: object) -> None:
         """Drop the rows fed since."""
@@ -232,6 +197,14 @@ class MtpDrafter:
         self._cache.trim(self._cache.rows - mark.rows)
         self._position, self._pending = mark.position, mark.pending
         self._anchor_fed = mark.anchor_fed
+
+    def fork(self, mark: object) -> Self:
+        """The same weights, with a copy of the context at the mark."""
+        made = copy.copy(self)
+        made._cache = self._cache.fork()
+        made.return_to(mark)
+        made._cache.compact()
+        return made
 
     def draft(self, anchor: mx.array, count: int) -> mx.array:
         """A chain of `count` steps; the first is fed the pending hidden row and the anchor."""

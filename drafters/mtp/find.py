@@ -12,10 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.checkpoint.safetensors_headers import TensorInfo, read_header, weight_files
+from ...core.checkpoint.bounds import check_bounds
+from ...core.checkpoint.safetensors_headers import TensorInfo, read_header
 from ...core.checkpoint.target_config import TargetConfig
-from ...core.errors import DrafterMismatch, ModelNotFound, TensorError, UnsupportedModel
-from ...core.json_values import Fields, read_json
+from ...core.checkpoint.weight_index import require_inside, weight_files
+from ...core.errors import (
+    ConfigError,
+    DflashError,
+    DrafterMismatch,
+    ModelNotFound,
+    TensorError,
+    UnsupportedModel,
+)
+from ...core.json_values import Fields, checked, read_json
 
 PREFIXES = ("mtp.", "language_model.mtp.", "model.mtp.", "model.language_model.mtp.")
 SIDE_FILES = (
@@ -82,7 +91,10 @@ def open_folder(directory: Path, target: TargetConfig) -> MtpSource:
     file = directory / "config.json"
     raw = read_json(file)
     text = raw.get("text_config") or raw
-    fields = Fields(file, (("", text),))
+    label = "" if text is raw else "text_config."
+    checked("object", f"{file}: 'text_config'", text)
+    check_bounds(file, {label: text})
+    fields = Fields(file, ((label, text),))
     for key, expected in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
         found = fields.integer(key)
         if found != expected:
@@ -103,7 +115,7 @@ def is_head_folder(directory: Path) -> bool:
     """
     try:
         headers = [read_header(path).tensors for path in weight_files(directory)]
-    except (ModelNotFound, TensorError):
+    except DflashError:
         return False
     names = {name for tensors in headers for name in tensors}
     bare = {_bare(name) or name for name in names}
@@ -137,8 +149,13 @@ def declared_file(target: TargetConfig) -> Path | None:
     name = extra.get("mtp_file") if isinstance(extra, dict) else None
     if not isinstance(name, str):
         return None
-    path = target.path / name
-    if not path.is_file() or not path.resolve().is_relative_to(target.path.resolve()):
+    try:
+        path = target.path / require_inside(name)
+    except ValueError as exc:
+        raise ConfigError(
+            f"{target.file}: 'mlx_lm_extra_tensors.mtp_file': {exc}; take the key out"
+        ) from exc
+    if not path.is_file():
         raise ModelNotFound(
             f"{target.file}: 'mlx_lm_extra_tensors.mtp_file' names {name}, which is not a file of "
             f"{target.path}; fetch it, or take the key out"

@@ -6,7 +6,8 @@ Every tensor is accounted for: a missing, left-over or misshapen one is an error
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +17,19 @@ from mlx.utils import tree_flatten
 
 from ...core.checkpoint.config_repairs import read_ropes
 from ...core.checkpoint.packings import FLOAT_MODES, PACKED_BITS
+from ...core.checkpoint.param_types import require_types
 from ...core.checkpoint.rope_modules import fit_ropes
 from ...core.checkpoint.safetensors_headers import listing
 from ...core.checkpoint.target_config import TargetConfig
 from ...core.checkpoint.weight_source import load_arrays
 from ...core.device import on_cpu
-from ...core.errors import TensorError, UnsupportedModel
+from ...core.errors import ConfigError, DflashError, TensorError, UnsupportedModel, described
 from ...core.options import MtpHidden
+from ..finite_weights import require_finite_weights
+from .context import HeadCache
 from .drafter import MtpDrafter, MtpModel
 from .find import MtpSource
+from .norms import NormForm, shift_norms
 
 if TYPE_CHECKING:
     from ...core.target.target import Target
@@ -35,19 +40,26 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def load_head(
-    source: MtpSource, target: Target, dtype: mx.Dtype, hidden: MtpHidden = "post"
+    source: MtpSource,
+    target: Target,
+    dtype: mx.Dtype,
+    hidden: MtpHidden = "post",
+    norms: NormForm | None = None,
 ) -> MtpDrafter:
-    """Load a head and bind it to its target; dtype: its compute dtype.
+    """Load a head and bind it to its target; dtype: its compute dtype; norms: how its norm weights
+    are stored, None: as their values tell.
 
     Raises TensorError (names and shapes), UnsupportedModel for a head or target of another make.
     """
     args = target.backbone.text.args
     model, arrays = check_head(source, target.config, args)
     _check_precision(source, dtype)
-    arrays = {name: _cast(array, dtype) for name, array in _shift_norms(arrays).items()}
+    shifted = shift_norms(arrays, source.where, norms)
+    arrays = {name: _cast(array, dtype) for name, array in shifted.items()}
     model.load_weights(list(arrays.items()), strict=True)
     model.eval()
     mx.eval(model.parameters())
+    require_finite_weights(model, source.where)
     last_layer = target.config.num_hidden_layers - 1
     drafter = MtpDrafter(model, target, hidden, last_layer, dtype)
     drafter.place, drafter.files = source.where, source.files
@@ -62,12 +74,30 @@ def check_head(
     args: mlx-lm's arguments of the target. Returns and raises as match_head, and UnsupportedModel.
     """
     _check_kind(source)
-    model, arrays = match_head(source, _arguments(source, config, args))
-    ropes, text = config.repairs.ropes, source.text_config
-    if text is not None:
-        ropes = read_ropes(config.family, source.where / "config.json", text)
-    fit_ropes(model, ropes, config.max_positions)
+    file = config.file if source.text_config is None else source.where / "config.json"
+    with _built_of(file):
+        model, arrays = match_head(source, _arguments(source, config, args))
+        ropes, text = config.repairs.ropes, source.text_config
+        if text is not None:
+            ropes = read_ropes(config.family, file, text)
+        fit_ropes(model, ropes, config.max_positions)
+        row = mx.zeros((1, 2, args.hidden_size))
+        model.layers[0](model.fuse(row, row), HeadCache(0))  # nothing is computed
     return model, arrays
+
+
+@contextmanager
+def _built_of(file: Path) -> Iterator[None]:
+    """What mlx-lm's modules raise of a config.json as a ConfigError."""
+    try:
+        yield
+    except DflashError:
+        raise
+    except Exception as exc:  # its code raises of every kind
+        raise ConfigError(
+            f"{file}: no MTP head can be built of it ({described(exc)}); fetch the file again, or "
+            "correct the sizes in it"
+        ) from exc
 
 
 def match_head(source: MtpSource, args: Any) -> tuple[MtpModel, dict[str, mx.array]]:
@@ -75,13 +105,14 @@ def match_head(source: MtpSource, args: Any) -> tuple[MtpModel, dict[str, mx.arr
 
     args: mlx-lm's arguments of the target. Raises TensorError where they do not match.
     """
-    arrays = _stack_experts(_read(source))
+    arrays = _stack_experts(read_arrays(source))
     moe = "layers.0.mlp.gate.weight" in arrays
     if moe and not getattr(args, "num_experts", 0):
         raise TensorError(f"{source.where}: the MTP head has experts, config.json has none")
     model = MtpModel(args, moe)
     _quantize_like(model, arrays, source)
     _check_names(source, arrays, model)
+    require_types(model, source.where, arrays)
     return model, arrays
 
 
@@ -135,7 +166,7 @@ def _check_precision(source: MtpSource, dtype: mx.Dtype) -> None:
         )
 
 
-def _read(source: MtpSource) -> dict[str, mx.array]:
+def read_arrays(source: MtpSource) -> dict[str, mx.array]:
     """The arrays by bare name; mx.load is lazy, nothing is read yet."""
     loaded: dict[Path, dict[str, mx.array]] = {}
     for found in source.tensors.values():
@@ -220,29 +251,6 @@ def _check_names(source: MtpSource, arrays: Mapping[str, mx.array], model: MtpMo
             f"{source.where}: the tensors are not those of this config.json's MTP head: "
             + "; ".join(problems)
         )
-
-
-def _shift_norms(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
-    """HF files store norm weights less one, converted ones as they are: decided once, for all.
-
-    By the values: a head is stored less one where both q_norm and k_norm have a
-    mean below 1.25, and some other norm one below 0.5.
-    """
-    norms = {name: array for name, array in arrays.items() if array.ndim == 1 and "norm" in name}
-    means = {name: _mean(array) for name, array in norms.items()}
-    heads = {name for name in means if name.endswith(("q_norm.weight", "k_norm.weight"))}
-    if (
-        max(means[name] for name in heads) >= 1.25
-        or min(means[n] for n in means.keys() - heads) >= 0.5
-    ):
-        return arrays
-    # In float32: 1 + w loses bits of a small w in bfloat16.
-    return arrays | {name: array.astype(mx.float32) + 1.0 for name, array in norms.items()}
-
-
-def _mean(array: mx.array) -> float:
-    mean: Any = array.astype(mx.float32).mean().item()
-    return float(mean)
 
 
 def _cast(array: mx.array, dtype: mx.Dtype) -> mx.array:

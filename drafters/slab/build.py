@@ -26,6 +26,7 @@ from ...core.checkpoint.weight_source import (
 )
 from ...core.errors import SlabError, TensorError
 from ...core.options import QuantizeOptions
+from ...core.regular_files import open_regular
 from .file_format import SlabFacts, encode_header, read_fully, to_array, to_bytes, write_fully
 
 MAGNITUDES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
@@ -115,7 +116,7 @@ def pack_source(plan: Plan, sink: Sink, progress: ByteProgress | None = None) ->
     """
     digests, done = [], 0
     for header in plan.source.headers:
-        with header.file.open("rb", buffering=0) as stream:
+        with open_regular(header.file) as stream:
             reader = _Reader(header, stream)
             for step in _pack_file(plan, header, reader, sink):
                 done += step
@@ -178,6 +179,8 @@ def _pack_file(plan: Plan, header: Header, reader: _Reader, sink: Sink) -> Itera
 
 def _emit(plan: Plan, name: str, info: TensorInfo, data: memoryview, sink: Sink) -> None:
     if name not in plan.packed:
+        if info.dtype in MAGNITUDES and not all_finite(data, info.dtype):
+            raise _not_finite(name, info)
         sink.append(name, data)
         return
     rows = to_array(data, info.dtype, (-1, info.shape[1]))
@@ -185,11 +188,13 @@ def _emit(plan: Plan, name: str, info: TensorInfo, data: memoryview, sink: Sink)
     mx.eval(parts)
     scales_fit = all(bool(mx.isfinite(part).all()) for part in parts[1:])
     if not (scales_fit and all_finite(data, info.dtype)):
-        raise TensorError(
-            f"{info.file}: tensor {name} holds NaN or infinity and cannot be packed; fetch it again"
-        )
+        raise _not_finite(name, info)
     for suffix, part in zip(PACKED_PARTS, parts, strict=True):
         sink.append(name.removesuffix(".weight") + suffix, to_bytes(part))
+
+
+def _not_finite(name: str, info: TensorInfo) -> TensorError:
+    return TensorError(f"{info.file}: tensor {name} holds NaN or infinity; fetch it again")
 
 
 def all_finite(data: memoryview, dtype: str) -> bool:

@@ -20,6 +20,7 @@ from ...core.decode.drafter import Drafter, TargetRows
 from ...core.decode.emit import Detokenizer
 from ...core.decode.loop import Generation
 from ...core.options import GenerateOptions
+from ...core.regular_files import open_regular
 from ...core.target.target import Target
 from .build import Plan
 from .file_format import Slab, read_fully, to_array
@@ -202,7 +203,7 @@ def _packing_error(plan: Plan, slab: Slab, name: str) -> PackingError:
     row_bytes = info.shape[1] * ITEM_BYTES[info.dtype]
     step = max(1, CHUNK_BYTES // row_bytes)
     squares, error_squares, max_abs = 0.0, 0.0, 0.0
-    with info.file.open("rb", buffering=0) as stream:
+    with open_regular(info.file) as stream:
         stream.seek(header.data_start + info.start)
         for start in range(0, info.shape[0], step):
             rows = slice(start, min(start + step, info.shape[0]))

@@ -7,6 +7,8 @@ MLX tools know a packed checkpoint. Files of others are never overwritten.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -16,12 +18,38 @@ from ...core.checkpoint.listing import list_files
 from ...core.errors import OutputExists, SlabError
 from ...core.json_values import read_json
 from .build import Plan
-from .file_format import open_slab
+from .file_format import is_marked, open_slab
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-MARK = b'"dflash_slab":"'
-MARK_WITHIN_BYTES = 4096
+
+
+@contextmanager
+def whole_export(directory: Path, plan: Plan, *, force: bool = False) -> Iterator[Path]:
+    """Where the slab goes; afterwards the directory is a drafter, or, where an error is raised,
+    nothing is left of what was made in between. Raises as prepare_export and finish_export."""
+    was_there = directory.exists()
+    path = prepare_export(directory, plan, force=force)
+    before = _state(path)
+    try:
+        yield path
+        finish_export(directory, plan)
+    except BaseException:
+        with suppress(OSError):
+            if _state(path) != before:
+                path.unlink()
+            if not was_there:
+                directory.rmdir()
+        raise
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Which file it is; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def prepare_export(directory: Path, plan: Plan, *, force: bool = False) -> Path:
@@ -34,7 +62,7 @@ def prepare_export(directory: Path, plan: Plan, *, force: bool = False) -> Path:
     if directory.exists() and not directory.is_dir():
         raise OutputExists(f"{directory} is a file; give a directory to --out")
     others = {file.name for file in list_files(directory, "*.safetensors")} - {WEIGHTS}
-    if others or (path.exists() and not _is_marked(path)):
+    if others or (path.exists() and not is_marked(path)):
         name = min(others) if others else WEIGHTS
         raise OutputExists(
             f"{directory / name} is there and is not a slab; give another directory to --out"
@@ -83,12 +111,6 @@ def exported_config(plan: Plan) -> str:
         "mode": "affine",
     }
     return json.dumps({**raw, "quantization": block, "quantization_config": block}, indent=2) + "\n"
-
-
-def _is_marked(path: Path) -> bool:
-    """Whether a file was made here, even if it is damaged now."""
-    with path.open("rb") as stream:
-        return MARK in stream.read(MARK_WITHIN_BYTES)
 
 
 def _is_packing_of(path: Path, plan: Plan) -> bool:

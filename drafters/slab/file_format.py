@@ -44,8 +44,11 @@ from ...core.checkpoint.weight_source import CHUNK_BYTES, ByteProgress, SourceFi
 from ...core.errors import SlabError, TensorError
 from ...core.json_values import parse_object
 from ...core.options import QuantizeOptions
+from ...core.regular_files import open_regular
 
 FORMAT_VERSION = "1"
+MARK = b'"dflash_slab":"'
+MARK_WITHIN_BYTES = 4096
 ALIGNMENT_BYTES = 4096
 HEADER_DIGEST = re.compile(rb'"header_digest":"([0-9a-f]{64})"')
 NO_DIGEST = "0" * 64
@@ -171,7 +174,7 @@ class Slab:
 
 def open_slab(path: Path) -> Slab:
     """Open a slab and check its header. Raises SlabError, or OSError where it cannot be read."""
-    stream = path.open("rb", buffering=0)
+    stream = open_regular(path)
     try:
         return Slab(path, stream, _checked_header(path, stream))
     except TensorError as exc:
@@ -180,6 +183,13 @@ def open_slab(path: Path) -> Slab:
     except BaseException:
         stream.close()
         raise
+
+
+def is_marked(path: Path) -> bool:
+    """Whether a file was made here, even if it is damaged now: whether it begins as a slab does.
+    Raises OSError where it cannot be read."""
+    with open_regular(path) as stream:
+        return MARK in stream.read(MARK_WITHIN_BYTES)
 
 
 def _checked_header(path: Path, stream: BinaryIO) -> Header:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import fcntl
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ...core.checkpoint.listing import list_files
 from ...core.checkpoint.weight_source import content_hash, read_source
-from ...core.errors import DflashError, SlabError
-from .file_format import Slab, open_slab
+from ...core.errors import DflashError, SlabError, resource_errors
+from .file_format import Slab, is_marked, open_slab
 from .store import SUFFIX, TEMPORARY, slab_directory, sweep
 
-State = Literal["current", "touched", "stale", "orphaned", "damaged", "leftover", "busy"]
+State = Literal["current", "touched", "stale", "orphaned", "damaged", "leftover", "busy", "foreign"]
 REMOVABLE: tuple[State, ...] = ("stale", "orphaned", "damaged", "leftover")
+OUR_TEMPORARY = re.compile(r"(dflash|.+-[0-9a-f]{12})-int\d+-g\d+\.slab\.tmp")
+"""The names under which slabs are built (store.py); others' files are never removed."""
 
 
 @dataclass(frozen=True)
 class SlabEntry:
     """One file. state: current; touched (the source's time changed: its content decides at the
     next use); stale (the source has other weights); orphaned (no source); damaged; leftover (of a
-    builder that died); busy (being written)."""
+    builder that died); busy (being written, or not to be read); foreign (not made here)."""
 
     path: Path
     state: State
@@ -49,6 +52,7 @@ class SlabEntry:
         }
 
 
+@resource_errors()
 def list_slabs(checkpoint: Path | None = None, *, verify: bool = False) -> list[SlabEntry]:
     """The slabs in the user's cache directory, and those beside `checkpoint`.
 
@@ -61,6 +65,7 @@ def list_slabs(checkpoint: Path | None = None, *, verify: bool = False) -> list[
     return [entry for path in files if (entry := _inspect(path, verify)) is not None]
 
 
+@resource_errors()
 def prune_slabs(entries: list[SlabEntry]) -> list[SlabEntry]:
     """Remove what is stale, orphaned, damaged or left over; returns what was removed."""
     removed = []
@@ -79,6 +84,8 @@ def prune_slabs(entries: list[SlabEntry]) -> list[SlabEntry]:
 def _inspect(path: Path, verify: bool) -> SlabEntry | None:
     try:
         size = path.stat().st_size
+        if path.suffix == TEMPORARY and not OUR_TEMPORARY.fullmatch(path.name):
+            return SlabEntry(path, "foreign", size, "no build has such a temporary name")
         if path.suffix == TEMPORARY:
             state: State = "busy" if _is_locked(path) else "leftover"
             return SlabEntry(path, state, size, "unfinished file of a build")
@@ -93,7 +100,9 @@ def _inspect(path: Path, verify: bool) -> SlabEntry | None:
     except FileNotFoundError:
         return None  # renamed or removed a moment ago
     except SlabError as exc:
-        return SlabEntry(path, "damaged", size, str(exc))
+        if is_marked(path):
+            return SlabEntry(path, "damaged", size, str(exc))
+        return SlabEntry(path, "foreign", size, "it does not begin as a slab does: not made here")
     except OSError as exc:
         return SlabEntry(path, "busy", 0, f"cannot be read: {exc.strerror}")
 

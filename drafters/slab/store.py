@@ -27,7 +27,13 @@ from ..bundled.paths import ROOT
 
 SUFFIX = ".slab"
 TEMPORARY = ".tmp"
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTDIR)
+MACOS_ENOTSUP = 45
+"""What macOS gives for a lock on a network mount; the number means something else on Linux, where
+no file operation gives it."""
+UNWRITABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTDIR,
+    errno.ENOTSUP, errno.ENOSYS, MACOS_ENOTSUP,
+)  # fmt: skip
 """A place that cannot be used at all, as against one that is full."""
 
 

@@ -337,6 +337,33 @@ def test_ctrl_c_keeps_what_was_produced() -> None:
     assert b"route dflash2" in err
 
 
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+
+
+def test_sigterm_gives_the_cursor_back() -> None:
+    """In the middle of the spinner the cursor is hidden, and it stayed so."""
+    control, terminal = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dflash_suite.cli", "generate", "--raw", PROMPT, "-n", "100000"],
+        env={**ENV, "TERM": "xterm"},
+        stdout=subprocess.DEVNULL,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    shown = b""
+    while HIDE_CURSOR not in shown:
+        shown += os.read(control, 4096)
+    process.send_signal(signal.SIGTERM)
+    try:
+        while part := os.read(control, 4096):
+            shown += part
+    except OSError:  # Linux's way to say that nobody writes there any more
+        pass
+    os.close(control)
+    assert process.wait(60) == 143
+    assert shown.rfind(SHOW_CURSOR) > shown.rfind(HIDE_CURSOR) and b"Traceback" not in shown
+
+
 SWALLOWED = """
 raise ImportError("Encountered an error while initializing the extension.") from KeyboardInterrupt()
 """

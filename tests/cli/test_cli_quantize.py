@@ -109,10 +109,13 @@ def test_out_listing_and_pruning(tmp_path: Path) -> None:
         str(cached): "current",
         str(path): "current",
     }
-    (slab_directory() / "x.slab").write_bytes(b"nothing")
+    damaged, foreign = (slab_directory() / name for name in ("damaged.slab", "foreign.slab"))
+    damaged.write_bytes(cached.read_bytes()[:5000])
+    foreign.write_bytes(b"somebody's")
     pruned = run("quantize", "--prune")
-    assert pruned.exit_code == 0 and "removed 1, freed 0.0 MB" in pruned.stdout
-    assert [file.name for file in slab_directory().iterdir()] == [cached.name]
+    assert pruned.exit_code == 0 and "removed 1, freed 0.0 MB; 2 files kept" in pruned.stdout
+    assert str(foreign) in pruned.stdout and "not made here" in pruned.stdout
+    assert sorted(slab_directory().iterdir()) == sorted([cached, foreign])
     assert str(cached) in run("quantize", "--list").stdout
 
 

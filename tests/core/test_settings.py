@@ -98,7 +98,6 @@ def test_doctor_takes_the_drafter_and_not_the_model(places: dict[str, Place]) ->
         ("working", "gate = 1", "expected true or false"),
         ("working", "stop = 'x'", "expected a list of texts"),
         ("working", "max_tokens =", "is not TOML"),
-        ("variable", "max_token = 3", "did you mean DFLASH_MAX_TOKENS?"),
         ("variable", "max_tokens = three", "DFLASH_MAX_TOKENS is 'three', expected a whole number"),
         ("variable", "gate = maybe", "expected true or false"),
     ],
@@ -118,3 +117,65 @@ def test_a_variable_s_switch_has_many_spellings(places: dict[str, Place]) -> Non
     for text, value in (("ON", True), (" 0", False), ("No", False), ("true", True)):
         places["variable"](f"gate = {text}")
         assert read_settings()["gate"].value is value
+
+
+def test_another_tools_variable_is_a_note_and_an_empty_one_is_unset(
+    places: dict[str, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They ended every command, doctor too."""
+    monkeypatch.setenv("DFLASH_MAX_CTX", "4096")
+    monkeypatch.setenv("DFLASH_TEMPERATURE", "")
+    done = CliRunner().invoke(app, ["generate", "--show-settings"])
+    assert done.exit_code == 0
+    assert done.stderr.count("DFLASH_MAX_CTX") == 1 and "left out" in done.stderr
+    assert "DFLASH_TEMPERATURE" not in done.stderr
+    places["variable"]("max_token = 3")
+    done = CliRunner().invoke(app, ["generate", "--show-settings"])
+    assert done.exit_code == 0 and "did you mean DFLASH_MAX_TOKENS?" in done.stderr
+    quiet = CliRunner().invoke(app, ["generate", "--show-settings", "-q"])
+    assert quiet.stderr == ""
+
+
+@pytest.mark.parametrize("place", ["user", "working"])
+def test_keys_are_written_as_the_options_are(places: dict[str, Place], place: str) -> None:
+    places[place]("max-tokens = 7")
+    assert shown()["max_tokens"][0] == "7"
+    places[place]("max-tokens = 7\nmax_tokens = 8")
+    with pytest.raises(ConfigError, match="max_tokens twice"):
+        read_settings()
+
+
+def test_a_file_of_the_working_directory_is_named(places: dict[str, Place]) -> None:
+    places["working"]("max_tokens = 3\nseed = 1")
+    done = CliRunner().invoke(app, ["generate", "--show-settings"])
+    assert "dflash.toml sets max_tokens, seed" in done.stderr
+
+
+@pytest.mark.parametrize("key", ["model", "drafter", "mtp"])
+def test_a_file_of_the_working_directory_chooses_no_model(
+    places: dict[str, Place], key: str
+) -> None:
+    """It did so without a word, in a folder that somebody else made."""
+    places["working"](f'{key} = "/no/such"')
+    command = ["generate", "--raw", CODE, "-n", "2"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1
+    assert f"sets {key} to '/no/such'" in done.stderr and "--trust-settings" in done.stderr
+    for trusted in ([*command, "--trust-settings"], ["--trust-settings", *command]):
+        done = CliRunner().invoke(app, trusted)
+        assert done.exit_code == 1 and "/no/such" in done.stderr
+        assert "may choose" not in done.stderr
+    option = f"--{key}"
+    done = CliRunner().invoke(app, [*command, f"{option}=/other"])
+    assert "may choose" not in done.stderr and "/other" in done.stderr
+    places["working"]("")
+    places["user"](f'{key} = "/no/such"')
+    done = CliRunner().invoke(app, command)
+    assert "may choose" not in done.stderr and "/no/such" in done.stderr
+
+
+def test_a_prompt_after_two_dashes_is_no_switch(places: dict[str, Place]) -> None:
+    done = CliRunner().invoke(
+        app, ["generate", "-n", "2", "-q", "--raw", "--json", "--", "--trust-settings"]
+    )
+    assert done.exit_code == 0 and json.loads(done.stdout)["prompt_tokens"] > 1

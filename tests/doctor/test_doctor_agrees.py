@@ -54,6 +54,7 @@ def promised(diagnosis: Diagnosis, speculation: str) -> str | None:
     return routes[speculation]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "fault",
     [fault for fault in FAULTS if not fault.machine],

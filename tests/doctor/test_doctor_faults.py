@@ -19,6 +19,7 @@ from dflash_suite.doctor.checks.pair import PAIR_CHECKS
 from dflash_suite.doctor.checks.target import TARGET_CHECKS
 from dflash_suite.doctor.diagnose import NO_DRAFTER
 from dflash_suite.doctor.results import Status
+from dflash_suite.drafters.slab.file_format import MARK
 from tests.kit.doctor_pairs import SOUND, edit_json, edit_text_config, look, save_pair, troubles
 from tests.kit.tiny import Kind
 from tests.kit.tiny_drafter import raw_drafter, save_drafter, write_config
@@ -106,9 +107,9 @@ def _names(file: Path) -> list[str]:
 
 
 def missing_shard(pair: Path) -> None:
-    """The index knows a second shard that is not there."""
+    """The index knows a second shard that is not there, with a tensor that is nowhere else."""
     names = dict.fromkeys(_names(pair / "model.safetensors"), "model.safetensors")
-    names["language_model.model.norm.weight"] = "model-00002-of-00002.safetensors"
+    names["language_model.model.lost.weight"] = "model-00002-of-00002.safetensors"
     edit_json(pair / "model.safetensors.index.json", {"weight_map": names})
 
 
@@ -125,11 +126,13 @@ def without_eos(pair: Path) -> None:
     edit_json(pair / "tokenizer_config.json", {}, drop="eos_token")
 
 
-def unmarked_head(pair: Path) -> None:
-    """A side file that does not say who wrote it."""
+def mixed_head(pair: Path) -> None:
+    """A converter added one to all norms but those of queries and keys."""
     file = str(pair / "mtp.safetensors")
     arrays = mx.load(file)
     assert isinstance(arrays, dict)
+    arrays |= {name: array - 1 for name, array in arrays.items() if ".self_attn." in name
+               and "_norm" in name}  # fmt: skip
     mx.eval(arrays)
     mx.save_safetensors(file, arrays)
 
@@ -152,6 +155,7 @@ FAULTS = [
           machine={"script_owners": ("dflash", "dflash-suite")}),
     Fault("machine.script", "warn", "belongs to dflash-mlx",
           machine={"script_owners": ("dflash-mlx",)}),
+    Fault("machine.kernels", "fail", "is not a folder", machine={"kernel_folder": Path(__file__)}),
     Fault("machine.disk", "warn", "500.0 MB free", machine={"disk_free_bytes": 500_000_000}),
     Fault("target.kind", "fail", "is a dflash2 drafter and not a target",
           lambda pair: write_config(pair, raw_drafter())),
@@ -166,7 +170,7 @@ FAULTS = [
           lambda pair: edit_text_config(pair, lambda text: text.update(linear_num_value_heads=3))),
     Fault("target.tokenizer", "fail", "has no tokenizer",
           lambda pair: (pair / "tokenizer.json").unlink()),
-    Fault("target.tokenizer", "fail", "holds no tokenizer",
+    Fault("target.tokenizer", "fail", "could not be loaded",
           lambda pair: (pair / "tokenizer.json").write_text('{"a": 1}')),
     Fault("target.files", "fail", "has no weights", lambda pair: (pair / WEIGHTS).unlink()),
     Fault("target.files", "fail", "model-00002-of-00002.safetensors", missing_shard),
@@ -179,10 +183,14 @@ FAULTS = [
           lambda pair: edit_json(pair / "config.json", {"quantization": {"bits": 4}})),
     Fault("target.tensors", "fail", "norm.weight",
           without_tensor(WEIGHTS, "language_model.model.norm.weight")),
+    Fault("target.forward", "fail", "mlx-lm's own forward of llama fails",
+          lambda pair: edit_json(
+              pair / "config.json", {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+          target="llama"),
     Fault("target.tied", "warn", "the stored lm_head is not used",
           lambda pair: edit_json(pair / "config.json", {"tie_word_embeddings": True}),
           target="dense"),
-    Fault("target.eos", "warn", "no eos id anywhere", without_eos),
+    Fault("target.eos", "warn", "no eos id anywhere", without_eos, target="llama"),
     Fault("target.eos", "warn", "[512] are outside",
           lambda pair: edit_json(pair / "config.json", {"eos_token_id": [0, 512]})),
     Fault("target.template", "warn", "<|im_ned|>, which is not a token",
@@ -213,8 +221,11 @@ FAULTS = [
     Fault("drafter.headers", "fail", "the file is truncated", shorten(DRAFTER_WEIGHTS)),
     Fault("drafter.tensors", "fail", "1 missing: hidden_norm.weight",
           without_tensor(DRAFTER_WEIGHTS, "hidden_norm.weight")),
+    Fault("drafter.packing", "warn", "no tensor is packed",
+          lambda pair: edit_json(pair / "drafter" / "config.json",
+                                 {"quantization": {"bits": 4, "group_size": 64}})),
     Fault("drafter.slab", "warn", "dflash-int4-g64.slab, 0.0 MB: damaged",
-          lambda pair: (pair / "drafter" / "dflash-int4-g64.slab").write_bytes(b"slab" * 9)),
+          lambda pair: (pair / "drafter" / "dflash-int4-g64.slab").write_bytes(MARK + b"slab" * 9)),
     Fault("pair.vocab", "fail", "vocab 500 != target 512",
           drafter_like(vocab_size=500, mask_token_id=300)),
     Fault("pair.layers", "fail", "expects 9 target layers", drafter_like(num_target_layers=9)),
@@ -229,7 +240,7 @@ FAULTS = [
     Fault("mtp.head", "fail", "the file is truncated", shorten("mtp.safetensors")),
     Fault("mtp.tensors", "fail", "1 missing: norm.weight",
           without_tensor("mtp.safetensors", "mtp.norm.weight")),
-    Fault("mtp.norms", "warn", "undecided from headers: no sign", unmarked_head),
+    Fault("mtp.norms", "warn", "k_norm.weight", mixed_head),
     Fault("pair.drafter", "warn", "no drafter given",
           lambda pair: (pair / "drafter").rename(pair / "elsewhere")),
 ]  # fmt: skip

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from dflash_suite.doctor.remote import is_wanted
 from dflash_suite.drafters.bundled.paths import ROOT as BUNDLED
 from tests.kit import hub_stub
 from tests.kit.doctor_pairs import save_pair
@@ -117,3 +120,10 @@ def test_a_drafter_of_the_hub_is_fetched_once(tmp_path: Path) -> None:
         )
         assert code == 0 and document["routes"][0]["route"] == "dflash"
         assert ranges(hub) == ["bytes=0-99999"]
+
+
+@pytest.mark.parametrize("name", ["../x.json", "/etc/x.json", "a/../../x.safetensors", "x" * 300])
+def test_a_repository_names_no_file_elsewhere(name: str) -> None:
+    """Headers are written where the hub's listing says."""
+    assert not is_wanted(name, 10)
+    assert is_wanted("config.json", 10) and is_wanted("model.safetensors", 10**12)

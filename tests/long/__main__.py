@@ -20,7 +20,9 @@ SCRIPTS = {
     "sampling_loop": "sampled tokens against the exact distribution",
     "slab_torture": "slabs under kill -9, full disks and flipped bits",
     "request_lines": "2,000 generated lines of requests: each answered, memory flat",
+    "mutations": "3,000 mutated checkpoints: doctor's verdict against generate's outcome",
     "schedules": "200 random schedules of interleaved requests against the same requests alone",
+    "prefixes": "a long conversation's second turn against a cold run; 500 turns in a full bank",
     "bench_aa": "equal arms and a planted slowdown, on the real clock",
     "gate_measure": "what the gate costs and saves; measures and judges nothing",
 }

@@ -52,6 +52,7 @@ def two_arms(world: World, slower: float = 1.0, clock: FakeClock | None = None) 
     return world.bench(arm(first, "one"), arm(second, "two"), clock=clock)
 
 
+@pytest.mark.long
 def test_a_planted_slowdown_is_found_and_equal_arms_are_not_told_apart(
     world: World, equal: Bench
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_suite.core.checkpoint.hub import HubId, hub_id
 from tests.kit.families import save_family
 from tests.kit.hub_stub import REPOSITORY, SHA, Hub, serve
 from tests.kit.places import ROOT
@@ -109,3 +110,72 @@ def test_an_id_that_is_not_there(checkpoint: Path, tmp_path: Path) -> None:
     assert missing.returncode == 1 and "Traceback" not in missing.stderr
     assert "hub id owner/none could not be fetched" in missing.stderr
     assert "give a directory" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("owner/name", HubId("owner/name")),
+        ("owner/name@v1.2", HubId("owner/name", "v1.2")),
+        ("https://huggingface.co/owner/name", HubId("owner/name")),
+        ("https://huggingface.co/owner/name/", HubId("owner/name")),
+        ("https://huggingface.co/owner/na-me.4/tree/main", HubId("owner/na-me.4", "main")),
+        ("huggingface.co/owner/name/blob/abc/config.json?x=1", HubId("owner/name", "abc")),
+        ("https://hf.co/owner/name#files", HubId("owner/name")),
+        ("hf://owner/name@r", HubId("owner/name", "r")),
+        ("owner", None),
+        ("./owner/name", None),
+        ("owner/name/more", None),
+        ("owner/name@", None),
+        ("owner/name@a b", None),
+        ("https://example.org/owner/name", None),
+    ],
+)
+def test_what_a_reference_names(reference: str, expected: HubId | None) -> None:
+    assert hub_id(reference) == expected
+
+
+def test_a_revision_is_fetched_and_used_offline(checkpoint: Path, tmp_path: Path) -> None:
+    """`owner/name@revision` ended in a text that spoke of the network."""
+    with serve(checkpoint) as hub:
+        found = resolve(tmp_path, hub, f"{REPOSITORY}@v1")
+        assert found.parts[-2:] == ("snapshots", SHA)
+        assert any("/revision/v1" in line for line in hub.requests)
+        page = f"https://huggingface.co/{REPOSITORY}/tree/v1"
+        assert resolve(tmp_path, hub, page) == found
+    offline = run(["-c", RESOLVE, f"{REPOSITORY}@v1"], tmp_path, hub.url, HF_HUB_OFFLINE="1")
+    assert Path(offline.stdout.strip()) == found, offline.stderr
+
+
+FETCH_AS_MLX_LM = """
+import sys
+from mlx_lm.utils import _download
+print(_download(sys.argv[1]))
+"""
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("offline", [True, False])
+def test_what_mlx_lm_downloaded_is_used_offline(offline: bool, tmp_path: Path) -> None:
+    """It was refused, because folders that mlx-lm leaves out were asked for."""
+    repository = save_family(tmp_path / "repository", "qwen3")
+    for folder in ("onnx", "extra"):
+        (repository / folder).mkdir()
+        (repository / folder / BIG).write_bytes(b"other weights")
+    with serve(repository) as hub:
+        fetched = run(["-c", FETCH_AS_MLX_LM, REPOSITORY], tmp_path / "home", hub.url)
+        assert fetched.returncode == 0, fetched.stderr
+    variables = {"HF_HUB_OFFLINE": "1"} if offline else {}
+    found = run(["-c", RESOLVE, REPOSITORY], tmp_path / "home", hub.url, **variables)
+    assert found.stdout == fetched.stdout, found.stderr
+
+
+def test_only_the_folder_of_a_head_is_fetched(tmp_path: Path) -> None:
+    repository = save_family(tmp_path / "repository", "qwen3")
+    for folder in ("mtp", "mt", "mtp2", "onnx", "m/a"):
+        (repository / folder).mkdir(parents=True)
+        (repository / folder / "weights.safetensors").write_bytes(b"x" * 10)
+    with serve(repository) as hub:
+        found = resolve(tmp_path / "home", hub)
+    there = {str(path.relative_to(found)) for path in found.rglob("*.safetensors")}
+    assert there == {BIG, "mtp/weights.safetensors", "mt/weights.safetensors"}

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_suite.core.checkpoint.listing import list_files, list_tree
-from dflash_suite.core.checkpoint.safetensors_headers import weight_files
+from dflash_suite.core.checkpoint.weight_index import weight_files
 from tests.kit.families import load_family, save_family
 from tests.kit.places import ROOT
 from tests.kit.tiny import prompt

@@ -15,8 +15,8 @@ from dflash_suite.core.checkpoint.safetensors_headers import (
     listing,
     read_header,
     read_headers,
-    weight_files,
 )
+from dflash_suite.core.checkpoint.weight_index import weight_files
 from dflash_suite.core.errors import DflashError, ModelNotFound, TensorError
 
 pytestmark = pytest.mark.quick

@@ -15,7 +15,8 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from dflash_suite.core.decode.choose import greedy
 from dflash_suite.core.decode.drafter import Drafter
-from dflash_suite.core.decode.loop import Generation, check_prompt
+from dflash_suite.core.decode.loop import Generation
+from dflash_suite.core.decode.prompt_ids import check_prompt
 from dflash_suite.core.decode.setup import Setup
 from dflash_suite.core.errors import CacheError, PromptError
 from dflash_suite.core.options import GenerateOptions

@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokenizer
 from mlx_lm.tokenizer_utils import load as untyped_load
+from transformers import PreTrainedTokenizerFast
 
+from dflash_suite.core.decode.detokenize import StreamingText
 from dflash_suite.core.decode.emit import Emitter, prime
 from dflash_suite.core.loading.load import LoadedTarget
 from tests.kit.tiny import PieceDetokenizer, save_byte_tokenizer
@@ -328,3 +332,23 @@ def test_a_random_walk_streams_as_one_piece(bundled_target: LoadedTarget) -> Non
                     shown += out.drain()
             texts.add(shown + out.flush())
         assert len(texts) == 1
+
+
+@pytest.mark.parametrize("name", ["bytes", "pieces", "decoded"])
+def test_ids_that_the_tokenizer_does_not_have_leave_no_text(name: str, tmp_path: Path) -> None:
+    """A padded vocabulary: an IndexError, or an exclamation mark, in mlx-lm's detokenizers."""
+    save_byte_tokenizer(tmp_path)
+    make: Any = PreTrainedTokenizerFast
+    own = make(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    makers: dict[str, Any] = {
+        "bytes": BPEStreamingDetokenizer,
+        "pieces": SPMStreamingDetokenizer,
+        "decoded": StreamingText,
+    }
+    detokenizer = makers[name](own)
+    detokenizer.reset()
+    ids = [*own.encode("one"), 300, 511, *own.encode("two"), 10**6]
+    emitter = Emitter(detokenizer, {0}, (), 50)
+    emitter.take(ids)
+    assert emitter.token_ids == ids
+    assert emitter.drain() + emitter.flush() == own.decode(ids) == "onetwo"

@@ -339,3 +339,45 @@ def test_logit_bias_texts() -> None:
     for text in ("42", "x:1", "1:y", ":", ""):
         with pytest.raises(OptionError, match="of the form ID:X"):
             parse_logit_bias([text])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1e-39},
+        {"temperature": 1e-320},
+        {"temperature": 1e-8},
+        {"temperature": 1.0, "top_p": 1e-320},
+        {"temperature": 1.0, "top_p": 1e-9},
+        {"temperature": 1e-39, "top_p": 1e-320, "min_p": 1.0, "top_k": 1},
+    ],
+    ids=str,
+)
+def test_the_smallest_numbers_leave_the_likeliest_token(options: dict[str, Any]) -> None:
+    """It was the last id of the vocabulary for ever: NaN probabilities."""
+    mx.random.seed(3)
+    logits = mx.random.normal((4, 2000)) * 10
+    probs = target_probs(logits, SamplingOptions(**options))
+    assert mx.array_equal(probs.argmax(axis=-1), logits.argmax(axis=-1))
+    assert mx.array_equal(probs.max(axis=-1), mx.ones(4))
+    assert mx.array_equal(probs.sum(axis=-1), mx.ones(4))
+
+
+@pytest.mark.parametrize("temperature", [2e-7, 1e-5, 0.01, 5.0, 1e30])
+def test_any_temperature_gives_a_distribution(temperature: float) -> None:
+    probs = target_probs(mx.random.normal((4, 2000)) * 10, SamplingOptions(temperature=temperature))
+    assert mx.isfinite(probs).all() and mx.allclose(probs.sum(axis=-1), mx.ones(4), atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [2**31, 2**32, 10**12])
+def test_a_window_beyond_32_bits_is_all_of_the_text(window: int) -> None:
+    """It was a traceback of MLX's."""
+    target, ids = make_target("dense"), prompt(9)
+    found = []
+    for some in (window, 1000):
+        sampling = SamplingOptions(repetition_penalty=1.3, penalty_window=some)
+        options = GenerateOptions(max_tokens=8, sampling=sampling)
+        run = Generation(target, ids, PieceDetokenizer(None), options=options)
+        assert sum(1 for _ in run) > 0
+        found.append(run.emitter.token_ids)
+    assert found[0] == found[1]

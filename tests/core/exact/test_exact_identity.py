@@ -47,6 +47,7 @@ def test_it_goes_on_where_it_stopped_and_finds_a_difference(
         exact_identity.main([*args, "--max-tokens", "15"])
 
 
+@pytest.mark.long
 def test_parts_share_the_prompts_and_are_merged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_new_family_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert_same_ids(target, ids, own, stock[:NEW_TOKENS])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("name", "precision"), PRECISIONS)
 def test_identity_and_rollback(tmp_path: Path, name: str, precision: str) -> None:
     target = open_family(tmp_path, name, precision).target

@@ -74,8 +74,8 @@ def test_timing_leaves_caches_and_drafters_as_they_were(
     kind: Kind, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     target = make_target(kind, **changes)
-    drafter = make_drafter(tmp_path, ends=target)
-    timed = Timed(target, 20, {"dflash2": (drafter, 6)}, lambda: 0.0)
+    timed = Timed(target, 20, {"dflash2": (make_drafter(tmp_path, ends=target), 6)}, lambda: 0.0)
+    drafter: Any = timed._drafters["dflash2"]  # a session of its own
     before, position = fork_cache(timed._cache), drafter.position
     drafts = drafter.draft(mx.array([7]), 5)
     calls: list[Callable[[], float]] = [

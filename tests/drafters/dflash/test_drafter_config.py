@@ -299,7 +299,7 @@ def test_the_kind_comes_from_architectures_and_keys_never_from_model_type(tmp_pa
 
 def test_a_config_of_another_model_is_refused(tmp_path: Path) -> None:
     raw = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64}
-    with pytest.raises(UnsupportedModel, match=r"config\.json is not a DFlash drafter"):
+    with pytest.raises(UnsupportedModel, match=r"is a target \(qwen3\) and not a drafter"):
         read(tmp_path, raw)
 
 

@@ -20,6 +20,8 @@ from dflash_suite.drafters.slab.listing import SlabEntry, list_slabs, prune_slab
 from dflash_suite.drafters.slab.store import slab_directory, temporary
 from tests.kit.slabs import plan_of, same_bits, save_half, use
 
+LEFTOVER, BUSY = (f"{name}-0123456789ab-int4-g64.slab.tmp" for name in ("leftover", "busy"))
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -48,17 +50,17 @@ def test_every_state_is_told_and_only_the_useless_are_pruned(
     save_half(tmp_path / "stale", intermediate_size=64)
     shutil.rmtree(tmp_path / "orphaned")
     (own_cache / "damaged.slab").write_bytes((own_cache / "damaged.slab").read_bytes()[:5000])
-    (own_cache / "leftover.slab.tmp").write_bytes(b"half")
-    (own_cache / "busy.slab.tmp").write_bytes(b"half")
+    (own_cache / LEFTOVER).write_bytes(b"half")
+    (own_cache / BUSY).write_bytes(b"half")
     (own_cache / "notes.txt").write_text("not ours")
-    with (own_cache / "busy.slab.tmp").open("rb") as stream:
+    with (own_cache / BUSY).open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         entries = list_slabs()
         assert states(entries) == {
-            "busy.slab.tmp": "busy",
+            BUSY: "busy",
             "current.slab": "current",
             "damaged.slab": "damaged",
-            "leftover.slab.tmp": "leftover",
+            LEFTOVER: "leftover",
             "orphaned.slab": "orphaned",
             "stale.slab": "stale",
             "touched.slab": "touched",
@@ -66,9 +68,35 @@ def test_every_state_is_told_and_only_the_useless_are_pruned(
         removed = prune_slabs(entries)
     assert {entry.state for entry in removed} == {"damaged", "leftover", "orphaned", "stale"}
     left = sorted(path.name for path in own_cache.iterdir())
-    assert left == ["busy.slab.tmp", "current.slab", "notes.txt", "touched.slab"]
+    assert left == [BUSY, "current.slab", "notes.txt", "touched.slab"]
     document = entries[1].to_dict()
     assert document["bits"] == 4 and document["source_path"] == str(tmp_path / "current")
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_what_was_not_made_here_is_listed_and_stays(
+    verify: bool, tmp_path: Path, own_cache: Path
+) -> None:
+    """In the cache directory and beside a checkpoint, whatever it is called."""
+    checkpoint = save_half(tmp_path / "d")
+    own_cache.mkdir(parents=True)
+    foreign = [
+        own_cache / "concrete.slab",
+        own_cache / "empty.slab",
+        own_cache / "concrete.slab.tmp",
+        checkpoint / "dflash-int4-g64.slab",
+        checkpoint / "dflash-int4-old.slab.tmp",
+    ]
+    for path in foreign:
+        path.write_bytes(b"" if path.stem == "empty" else b"somebody's " * 500)
+    mx.save_safetensors(str(own_cache / "weights"), {"a": mx.zeros((9,))})
+    foreign.append((own_cache / "weights.safetensors").rename(own_cache / "weights.slab"))
+    before = {path: path.read_bytes() for path in foreign}
+    entries = list_slabs(checkpoint, verify=verify)
+    assert {entry.path: entry.state for entry in entries} == dict.fromkeys(foreign, "foreign")
+    assert all(entry.detail for entry in entries)
+    assert prune_slabs(entries) == []
+    assert {path: path.read_bytes() for path in foreign} == before
 
 
 def test_verify_looks_at_data_and_sources(tmp_path: Path, own_cache: Path) -> None:
