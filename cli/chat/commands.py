@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from ...core.decode.conversation import Conversation
 from ...core.errors import OptionError, RouteUnavailable
-from ...core.json_values import is_whole
 from ...core.options import parse_speculation
 from ..text.footer import format_accept_profile, format_completion
 from .saved import load_chat, save_chat
@@ -16,6 +15,10 @@ from .session import ChatSession, ChatState
 BUNDLED = "the bundled target"
 NO_SYSTEM = "-"
 """Given to /system: no system prompt."""
+
+
+MOST_DIGITS = 9
+"""Of a number of turns."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,12 @@ def _reset(session: ChatSession, argument: str) -> str:
 def _drop(session: ChatSession, argument: str) -> str:
     conversation = session.state.conversation
     most = len(conversation.exchanges)
-    count = int(argument) if argument.isascii() and argument.isdecimal() else argument or 1
-    if not is_whole(count) or not 1 <= count <= most:
+    is_number = argument.isascii() and argument.isdecimal() and len(argument) <= MOST_DIGITS
+    count = int(argument) if is_number else 0 if argument else 1
+    if not 1 <= count <= most:
         raise OptionError(
-            f"/drop {argument}: there are {_turns(most)}; give how many of the oldest to leave out"
+            f"/drop {argument[:MOST_DIGITS]}: there are {_turns(most)}; give how many of the "
+            "oldest to leave out"
         )
     session.change(replace(session.state, conversation=conversation.without_oldest(count)))
     return f"left out: {_turns(count)}; {describe(session)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from ...core.errors import DflashError, PromptTooLong
-from ...drafters.turn import Turn
+from ...drafters.split_answer import SplitAnswer
 from ..interrupt import stopping
 from ..text.footer import print_error, print_note
 from .commands import is_exit, run_command
@@ -83,7 +83,7 @@ def _take(session: ChatSession, line: str, talk: Talk) -> None:
         talk.note(_why_it_ended(session, turn))
 
 
-def _answer(turn: Turn, talk: Talk) -> bool:
+def _answer(turn: SplitAnswer, talk: Talk) -> bool:
     """Show a turn to its end; False where Ctrl-C ended it between two rounds."""
     with stopping(talk.interactive) as stop, closing(iter(turn)) as events:
         for event in events:
@@ -97,20 +97,20 @@ def _answer(turn: Turn, talk: Talk) -> bool:
     return True
 
 
-def _cut(turn: Turn, talk: Talk) -> None:
+def _cut(turn: SplitAnswer, talk: Talk) -> None:
     for piece in turn.cut():
         talk.screen.show(piece)
     talk.screen.end()
 
 
-def _keep(session: ChatSession, question: str, turn: Turn, talk: Talk) -> None:
+def _keep(session: ChatSession, question: str, turn: SplitAnswer, talk: Talk) -> None:
     if turn.text or turn.reasoning or turn.reason != "cancelled":
         session.keep(question, turn)
     else:
         talk.note("nothing was answered, so the question is forgotten too")
 
 
-def _why_it_ended(session: ChatSession, turn: Turn) -> str:
+def _why_it_ended(session: ChatSession, turn: SplitAnswer) -> str:
     if turn.answer.notes:
         return window_note(session)
     return f"the answer was cut at {session.state.options.max_tokens} tokens (--max-tokens)"

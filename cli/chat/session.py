@@ -10,7 +10,7 @@ from ...core.decode.conversation import REASONING, Conversation, Exchange
 from ...core.errors import PromptError
 from ...core.options import GenerateOptions, Speculation
 from ...drafters.request import Request
-from ...drafters.turn import Turn, start_turn
+from ...drafters.split_answer import SplitAnswer, start_split
 
 if TYPE_CHECKING:
     from ...drafters.engine import Engine
@@ -39,7 +39,7 @@ class ChatSession:
     engine: Engine
     model: str | None
     state: ChatState
-    last: Turn | None = None
+    last: SplitAnswer | None = None
 
     @property
     def positions(self) -> int | None:
@@ -47,14 +47,14 @@ class ChatSession:
         most: int | None = self.engine.target.config.max_positions
         return most
 
-    def begin(self, question: str) -> Turn:
+    def begin(self, question: str) -> SplitAnswer:
         """The answer to a question, which is no part of the conversation before `keep`.
 
         Raises PromptTooLong where the window is full, and as Engine.start.
         """
-        return start_turn(self.engine, self._request(self.state, question))
+        return start_split(self.engine, self._request(self.state, question))
 
-    def keep(self, question: str, turn: Turn) -> None:
+    def keep(self, question: str, turn: SplitAnswer) -> None:
         """Make the question and what was answered part of the conversation."""
         self.last = turn
         exchange = Exchange(question, turn.text, turn.reasoning)

@@ -27,7 +27,7 @@ TURNS = (
 
 @dataclass
 class ScriptedAnswer:
-    """An answer of Engine.start, as far as a Turn looks at it."""
+    """An answer of Engine.start, as far as a SplitAnswer looks at it."""
 
     engine: Any
     generation: Any

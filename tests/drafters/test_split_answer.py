@@ -16,7 +16,7 @@ from dflash_suite.drafters.engine import Engine
 from dflash_suite.drafters.mtp.drafter import MtpDrafter
 from dflash_suite.drafters.pair import Pair
 from dflash_suite.drafters.request import Request
-from dflash_suite.drafters.turn import Turn, start_turn
+from dflash_suite.drafters.split_answer import SplitAnswer, start_split
 from tests.kit.marked_tokenizer import JSON_CALLS
 from tests.kit.scripted_engine import TURNS, scripted_engine
 
@@ -25,12 +25,12 @@ TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
 CALL = '<tool_call>{"name": "now"}</tool_call>'
 
 
-def begun(directory: Path, text: str, template: str = TURNS, **asked: Any) -> Turn:
+def begun(directory: Path, text: str, template: str = TURNS, **asked: Any) -> SplitAnswer:
     engine = cast(Engine, scripted_engine(directory, [text], template))
-    return start_turn(engine, Request(messages=ASKED, **asked))
+    return start_split(engine, Request(messages=ASKED, **asked))
 
 
-def pieces_of(turn: Turn) -> list[Piece]:
+def pieces_of(turn: SplitAnswer) -> list[Piece]:
     return merged([one for one in turn if not isinstance(one, PrefillProgress)])
 
 
@@ -98,14 +98,14 @@ def test_every_route_counts_the_same_tokens_and_the_next_turn_goes_on(
         engine = Engine(pair.target, pair.tokenizer, [pair.drafter, bundled_mtp])
         request = Request(messages=messages, max_tokens=48, gate=False, stop=("self",),
                           speculation=route)  # fmt: skip
-        turn = start_turn(engine, request)
+        turn = start_split(engine, request)
         pieces_of(turn)
         ends[route] = (turn.text, turn.count_tokens(), turn.reason)
         plain = engine.complete(request)
         assert ends[route] == (plain.text, len(plain.token_ids), plain.finish_reason)
         answered = {"role": "assistant", "content": turn.text}
         more = [*messages, answered, {"role": "user", "content": "More."}]
-        second = start_turn(engine, Request(messages=more, max_tokens=2, speculation=route))
+        second = start_split(engine, Request(messages=more, max_tokens=2, speculation=route))
         pieces_of(second)
         assert second.answer.generation.stats.reused_tokens > 8
     assert len(set(ends.values())) == 1 and "self" not in ends["none"][0]

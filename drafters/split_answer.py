@@ -19,11 +19,11 @@ from ..core.stats import Chunk, Finished, PrefillProgress
 from .engine import Answer, Engine
 from .request import Request
 
-TurnReason = Literal["stop", "length", "tool_calls", "cancelled"]
+SplitReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 @dataclass
-class Turn:
+class SplitAnswer:
     """An answer under way: iterate it once for the progress of its prompt, then its pieces.
 
     request: as it was asked, with its stop strings; answer: what decodes it, whose `completion()`
@@ -75,7 +75,7 @@ class Turn:
         return self.splitter.stopped
 
     @property
-    def reason(self) -> TurnReason | None:
+    def reason(self) -> SplitReason | None:
         """Why the answer ended; None while it has not. A call is the reason where the model itself
         ended its answer behind one."""
         decoded = self.answer.generation.emitter.reason
@@ -106,12 +106,12 @@ class Turn:
         return pieces
 
 
-def start_turn(engine: Engine, request: Request) -> Turn:
+def start_split(engine: Engine, request: Request) -> SplitAnswer:
     """Begin a request, with no more tokens than the target has positions and memory for; the
     answer's `notes` say where these are fewer than asked for. Raises as Engine.start."""
     request.options(engine.prefill_step_size)  # stop strings that no answer could use
     answer = engine.start(replace(request, stop=()), bounded=True)
-    return Turn(request, answer, _splitter(engine, answer.generation.prompt_ids, request))
+    return SplitAnswer(request, answer, _splitter(engine, answer.generation.prompt_ids, request))
 
 
 def _splitter(engine: Engine, prompt_ids: list[int], request: Request) -> Splitter:
