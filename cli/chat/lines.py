@@ -61,6 +61,7 @@ class EditedLines:
         from prompt_toolkit.filters import has_focus
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
         from prompt_toolkit.output import create_output
+        from prompt_toolkit.output.vt100 import Vt100_Output
 
         keys = KeyBindings()
         writing = has_focus(DEFAULT_BUFFER)  # and not searching
@@ -78,12 +79,14 @@ class EditedLines:
             else:
                 buffer.validate_and_handle()
 
-        stream = sys.stdout if sys.stdout.isatty() else sys.stderr
+        output = create_output(stdout=sys.stdout if sys.stdout.isatty() else sys.stderr)
+        if isinstance(output, Vt100_Output):
+            output.enable_cpr = False  # asks where the cursor is, and complains where none answers
         self._session: PromptSession[str] = PromptSession(
             multiline=True,
             key_bindings=keys,
             prompt_continuation=CONTINUED,
-            output=create_output(stdout=stream),
+            output=output,
         )
 
     def read(self) -> str | None:
