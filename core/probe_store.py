@@ -220,3 +220,37 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "unknown"
+
+
+@dataclass(frozen=True)
+class ProbeEntry:
+    """One file of the stored probes. what: the model and drafter that it is of; detail: what is
+    wrong with a file that is none, else empty."""
+
+    path: Path
+    date: str
+    what: str
+    detail: str = ""
+
+
+def list_probes() -> list[ProbeEntry]:
+    """The stored probes in the user's cache directory, by file name."""
+    entries = []
+    for path in list_files(probe_directory(), "*.json"):
+        try:
+            key, probe = _parse(parse_json(read_text(path)))
+        except (OSError, ValueError) as exc:
+            entries.append(ProbeEntry(path, "", "", f"not a stored probe: {exc}"))
+            continue
+        drafter = f" with {key['drafter']}" if key["drafter"] else ""
+        what = f"{key['model']}{drafter}, {key['dtype']}, {key['kernels']} kernels, {key['device']}"
+        entries.append(ProbeEntry(path, probe.date, what))
+    return entries
+
+
+def clear_probes() -> list[ProbeEntry]:
+    """Remove the stored probes; returns them. Files that are none stay."""
+    removed = [entry for entry in list_probes() if not entry.detail]
+    for entry in removed:
+        entry.path.unlink(missing_ok=True)
+    return removed

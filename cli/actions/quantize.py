@@ -29,6 +29,12 @@ class SlabsAsked:
     drafter: str | None = None
     list_all: bool = False
     prune: bool = False
+    older_than_days: float | None = None
+    to_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prune and (self.older_than_days is not None or self.to_bytes is not None):
+            raise OptionError("--older-than and --to say what --prune removes: give --prune")
 
 
 @dataclass(frozen=True)
@@ -130,11 +136,12 @@ def _check(made: Quantized, model: str | None, prompts: str, progress: Progress)
 
 def _list(call: QuantizeCall) -> None:
     from ...drafters.locate import locate
-    from ...drafters.slab.listing import list_slabs, prune_slabs
+    from ...drafters.slab.listing import Bounds, list_slabs, prune_slabs
 
     drafter = call.asked.drafter
     entries = list_slabs(None if drafter is None else locate(drafter), verify=call.making.verify)
-    removed = prune_slabs(entries) if call.asked.prune else []
+    bounds = Bounds(call.asked.older_than_days, call.asked.to_bytes)
+    removed = prune_slabs(entries, bounds) if call.asked.prune else []
     if call.as_json:
         slabs = [{**entry.to_dict(), "removed": entry in removed} for entry in entries]
         print_document(_document(slabs=slabs))

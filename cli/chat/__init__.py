@@ -1,4 +1,4 @@
-"""`dflash chat`: the session and its commands, the file it is saved to, lines in, answers out.
+"""`dflash chat`: a session, its commands, chats as files, lines in, answers out.
 
 May import: `input`, `text`, core and drafters.
 Used by: `actions`.

@@ -6,6 +6,7 @@ import typer
 
 from ...core.options import LoadOptions, parse_dtype, parse_kernels
 from ..actions.doctor import DoctorCall, run_doctor
+from ..actions.probes import show_probes
 from ..options import doctor as own
 from ..options import model as load
 from ..options.settings import given_options
@@ -19,6 +20,8 @@ def doctor(
     verify: own.VerifyDataOption = False,
     probe: own.ProbeOption = False,
     probe_contexts: own.ProbeContextsOption = None,
+    list_probes: own.ListProbesOption = False,
+    clear_probes: own.ClearProbesOption = False,
     drafter_bits: load.DrafterBitsOption = LoadOptions.drafter_bits,
     dtype: load.DtypeOption = LoadOptions.dtype,
     kernels: load.KernelsOption = LoadOptions.kernels,
@@ -30,6 +33,9 @@ def doctor(
     too, as --drafter-bits, --dtype and --kernels say. Exit codes: 0 no failure, 1 failures (with
     --strict also warnings), 2 usage.
     """
+    if list_probes or clear_probes:
+        show_probes(clear=clear_probes, as_json=as_json)
+        return
     loading = LoadOptions(
         model=model,
         drafter=drafter,

@@ -46,6 +46,8 @@ def quantize(
     verify: own.VerifySourceOption = False,
     list_all: own.ListOption = False,
     prune: own.PruneOption = False,
+    older_than: own.OlderThanOption = None,
+    to: own.ToSizeOption = None,
     as_json: own.SlabJsonOption = False,
     quiet: show.QuietOption = False,
 ) -> None:
@@ -55,7 +57,9 @@ def quantize(
     """
     run_quantize(
         QuantizeCall(
-            SlabsAsked(drafter, list_all, prune),
+            SlabsAsked(
+                drafter, list_all, prune, older_than, None if to is None else own.parse_size(to)
+            ),
             QuantizeOptions(bits, group_size),
             Making(out, force, verify),
             Comparing(check, model),

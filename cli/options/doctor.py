@@ -51,6 +51,22 @@ ProbeContextsOption = Annotated[
         rich_help_panel=panels.MEASURING,
     ),
 ]
+ListProbesOption = Annotated[
+    bool,
+    typer.Option(
+        "--list-probes",
+        help="List the stored probes, and do nothing else.",
+        rich_help_panel=panels.MEASURING,
+    ),
+]
+ClearProbesOption = Annotated[
+    bool,
+    typer.Option(
+        "--clear-probes",
+        help="Remove the stored probes, and do nothing else.",
+        rich_help_panel=panels.MEASURING,
+    ),
+]
 DiagnosisJsonOption = Annotated[
     bool,
     typer.Option(

@@ -207,8 +207,9 @@ def prompt_table(report: BenchReport) -> Table:
     note = f"End-to-end ratio; < marks a loser, slower at every repeat: {losers}."
     if report.degenerate:
         note += (
-            f" (loop): {len(report.degenerate)} of {len(report.measured)} plain answers end in "
-            "three repeats; left out of the tables above."
+            f" (loop): {len(report.degenerate)} of {len(report.measured)} plain answers or prompts "
+            "repeat themselves (four fifths of their runs of four tokens stood before); left out "
+            "of the tables above."
         )
     columns = ("prompt", "tokens", *heads)
     return Table("Prompts", columns, rows if heads else [], note, folding=0)

@@ -11,8 +11,9 @@ import mlx.core as mx
 from ..exact.promise import IDENTICAL, NOT_VERIFIED
 from ..target.target import Target
 
-LOOP_PERIOD = 64
-LOOP_REPEATS = 3
+LOOP_TOKENS, LOOP_SHARE, LOOP_RUNS = 4, 0.8, 16
+"""A loop: of at least 16 runs of four tokens, four fifths stood before. Code repeats up to three
+quarters of them without one."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,28 @@ class Identity:
         }
 
 
-def is_degenerate(ids: Sequence[int]) -> bool:
-    """The answer ends in three exact repeats of a period of at most 64 tokens: a loop, whose
-    drafts are right for a reason that says nothing about the drafter."""
-    tail = list(ids)
-    for period in range(1, min(LOOP_PERIOD, len(tail) // LOOP_REPEATS) + 1):
-        last = tail[-period:]
-        if all(
-            tail[-period * turn : -period * (turn - 1)] == last
-            for turn in range(2, LOOP_REPEATS + 1)
-        ):
-            return True
-    return False
+def is_degenerate(ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> bool:
+    """Whether an answer, or its prompt, repeats itself: its drafts are right for a reason that says
+    nothing about the drafter.
+
+    That is so where at least LOOP_SHARE of its runs of LOOP_TOKENS tokens stood before, in the
+    prompt or in the answer; wherever in the answer, and however it ends.
+    """
+    return repeated_share(ids, prompt_ids) >= LOOP_SHARE or repeated_share(prompt_ids) >= LOOP_SHARE
+
+
+def repeated_share(ids: Sequence[int], before: Sequence[int] = ()) -> float:
+    """Share of the runs of LOOP_TOKENS tokens that end in `ids` and stood earlier, in `before` or
+    in `ids`; 0 for fewer runs than tell anything."""
+    whole, seen = [*before, *ids], set[tuple[int, ...]]()
+    runs = [tuple(whole[at : at + LOOP_TOKENS]) for at in range(len(whole) - LOOP_TOKENS + 1)]
+    first = max(0, len(before) - LOOP_TOKENS + 1)
+    repeated = 0
+    for index, run in enumerate(runs):
+        repeated += index >= first and run in seen
+        seen.add(run)
+    judged = len(runs) - first
+    return repeated / judged if judged >= LOOP_RUNS else 0.0
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:

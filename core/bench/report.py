@@ -107,7 +107,11 @@ def make_report(bench: Bench, against: int = 0) -> BenchReport:
     """Figures of a finished or interrupted benchmark; every arm is compared with arm `against`."""
     samples = complete_groups(bench.samples, len(bench.arms))
     measured = sorted({sample.prompt for sample in samples})
-    loops = [prompt for prompt in measured if is_degenerate(bench.references[prompt])]
+    loops = [
+        prompt
+        for prompt in measured
+        if is_degenerate(bench.references[prompt], bench.prompts[prompt].ids)
+    ]
     headline = [prompt for prompt in measured if prompt not in loops]
     margin = _margin(bench)
     arms = tuple(_arm(bench, index, samples, headline, margin) for index in range(len(bench.arms)))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
-from dataclasses import dataclass
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +36,7 @@ class SlabEntry:
     source_path: str = ""
     bits: int | None = None
     group_size: int | None = None
+    used_sec: float = 0.0
 
     @property
     def removable(self) -> bool:
@@ -65,12 +69,45 @@ def list_slabs(checkpoint: Path | None = None, *, verify: bool = False) -> list[
     return [entry for path in files if (entry := _inspect(path, verify)) is not None]
 
 
+USABLE: tuple[State, ...] = ("current", "touched")
+DAY_SEC = 86_400.0
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of the slabs that could still be used. older_than_days: since their last use; to_bytes: of
+    all that stay, the least recently used going first. None: no bound."""
+
+    older_than_days: float | None = None
+    to_bytes: int | None = None
+
+
+def beyond_bounds(entries: list[SlabEntry], bounds: Bounds, now_sec: float) -> list[SlabEntry]:
+    """Usable slabs that a bound lets go, the least recently used first."""
+    usable = sorted((one for one in entries if one.state in USABLE), key=lambda one: one.used_sec)
+    gone = []
+    if bounds.older_than_days is not None:
+        before = now_sec - bounds.older_than_days * DAY_SEC
+        gone = [entry for entry in usable if entry.used_sec < before]
+    left = [entry for entry in usable if entry not in gone]
+    if bounds.to_bytes is not None:
+        held = sum(entry.size_bytes for entry in left)
+        for entry in left:
+            if held <= bounds.to_bytes:
+                break
+            gone.append(entry)
+            held -= entry.size_bytes
+    return gone
+
+
 @resource_errors()
-def prune_slabs(entries: list[SlabEntry]) -> list[SlabEntry]:
-    """Remove what is stale, orphaned, damaged or left over; returns what was removed."""
+def prune_slabs(entries: list[SlabEntry], bounds: Bounds | None = None) -> list[SlabEntry]:
+    """Remove what is stale, orphaned, damaged or left over, and what is beyond the bounds; returns
+    what was removed. A slab in use stays readable for whoever has it open."""
     removed = []
+    beyond = beyond_bounds(entries, bounds or Bounds(), time.time())
     for entry in entries:
-        if not entry.removable:
+        if not entry.removable and entry not in beyond:
             continue
         if entry.state == "leftover":
             if not sweep(entry.path.with_name(entry.path.name.removesuffix(TEMPORARY))):
@@ -82,8 +119,20 @@ def prune_slabs(entries: list[SlabEntry]) -> list[SlabEntry]:
 
 
 def _inspect(path: Path, verify: bool) -> SlabEntry | None:
+    """One file as it is; looking at it is no use of it."""
     try:
-        size = path.stat().st_size
+        before = path.stat()
+    except OSError:
+        return None  # renamed or removed a moment ago
+    entry = _judge(path, before.st_size, verify)
+    with suppress(OSError):
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    used_sec = max(before.st_atime, before.st_mtime)
+    return None if entry is None else replace(entry, used_sec=used_sec)
+
+
+def _judge(path: Path, size: int, verify: bool) -> SlabEntry | None:
+    try:
         if path.suffix == TEMPORARY and not OUR_TEMPORARY.fullmatch(path.name):
             return SlabEntry(path, "foreign", size, "no build has such a temporary name")
         if path.suffix == TEMPORARY:
@@ -95,7 +144,13 @@ def _inspect(path: Path, verify: bool) -> SlabEntry | None:
             state, detail = _judge_source(slab, verify)
             options = slab.facts.options
             return SlabEntry(
-                path, state, size, detail, slab.facts.source_path, options.bits, options.group_size
+                path,
+                state,
+                size,
+                detail,
+                slab.facts.source_path,
+                options.bits,
+                options.group_size,
             )
     except FileNotFoundError:
         return None  # renamed or removed a moment ago

@@ -6,7 +6,10 @@ anything else is made again, and a note says why.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -70,8 +73,11 @@ class SlabStore:
                     f"{path} could not be written ({exc.strerror or exc}); nothing was changed. "
                     "Make room there"
                 ) from exc
-            with open_slab(path) as slab:
-                return Obtained(take(slab), path, built)
+            try:
+                with open_slab(path) as slab:
+                    return Obtained(take(slab), path, built)
+            except FileNotFoundError as exc:
+                raise SlabWriteError(f"{path} was removed before it could be opened") from exc
         raise AssertionError("a store has at least one place")
 
     def _open(self, path: Path, take: Callable[[Slab], T]) -> Obtained[T] | None:
@@ -83,6 +89,7 @@ class SlabStore:
                 value = take(slab)
                 if verdict == "renamed":
                     self._rekey(slab)
+                _mark_used(path)
                 return Obtained(value, path, False)
         except FileNotFoundError:
             return None
@@ -150,6 +157,13 @@ class SlabStore:
             self.report.note(
                 f"{slab.path} is right, but its key cannot be renewed ({exc.strerror})"
             )
+
+
+def _mark_used(path: Path) -> None:
+    """Its access time says when it was last used, by which it is kept or let go; mounts that keep
+    no such times take one that is set."""
+    with suppress(OSError):  # somebody else's, or a disk that cannot be written
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 def _layout(holder: Slab | Plan) -> dict[str, tuple[str, tuple[int, ...], int, int]]:

@@ -202,7 +202,7 @@ def test_what_is_flagged_is_said(report: BenchReport, capsys: pytest.CaptureFixt
     bench_render.print_report(CONTEXT, spoilt, None)
     flat = " ".join(capsys.readouterr().out.split())
     for words in (
-        "PARTIAL", "one (loop)", "1 of 2 plain answers end in three repeats", "faster, BUT",
+        "PARTIAL", "one (loop)", "1 of 2 plain answers or prompts repeat themselves", "faster, BUT",
         "1 of 2", "Faster than A none (99 %): B dflash2 block 2.",
         "B dflash2 block 2 is faster with OTHER greedy ids",
         "two leaves the plain ids at token 4, where the plain one leads by 0.031 nats",

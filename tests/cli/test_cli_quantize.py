@@ -80,7 +80,7 @@ def test_a_damaged_slab_is_named_on_stderr(tmp_path: Path) -> None:
         (["quantize", "bundled:dflash2", "--bits", "5"], 2, "bits must be 4 or 8, got 5"),
         (["quantize", "bundled:dflash2", "--group-size", "7"], 2, "32, 64 or 128, got 7"),
         (["quantize", "/no/such/directory"], 1, "/no/such/directory"),
-        (["quantize", "bundled:target"], 1, "not a DFlash drafter"),
+        (["quantize", "bundled:target"], 1, "is a target (qwen3_5) and not a drafter"),
         (["generate", *PROMPT, "-s", "none", "--drafter-bits", "5"], 2, "got 5"),
         (["generate", *PROMPT, "--drafter-bits", "3"], 2, "must be 4, 8 or 16, got 3"),
     ],

@@ -166,18 +166,25 @@ def test_a_loser_is_slower_at_every_repeat() -> None:
 @pytest.mark.parametrize(
     ("ids", "degenerate"),
     [
-        ([1, 2, 3, 4, 4, 4], True),
-        ([9, 1, 2, 1, 2, 1, 2], True),
-        ([*range(64)] * 3, True),
-        ([*range(65)] * 3, False),
-        ([1, 2, 1, 2, 1], False),
-        ([4, 4, 4, 5], False),
-        ([4, 4], False),
+        ([1, 2] * 20, True),
+        ([*range(40), *[1, 2] * 100, 0], True),  # whatever it ends in
+        ([*range(64)] * 6, True),
+        ([*range(64), 4, 4, 4], False),  # three equal tokens after sixty others
+        ([*range(64)] * 2, False),
+        ([4] * 18, False),  # too short to tell
+        ([4] * 30, True),
         ([], False),
     ],
 )
 def test_degenerate_answers(ids: list[int], degenerate: bool) -> None:
     assert is_degenerate(ids) is degenerate
+
+
+def test_a_prompt_that_repeats_itself_is_one_too() -> None:
+    answer = [*range(500, 550)]
+    assert is_degenerate(answer, [*range(12)] * 20)
+    assert not is_degenerate(answer, [*range(240)])
+    assert is_degenerate([*range(30)], [*range(30)]), "the answer is the prompt once more"
 
 
 def test_one_of_the_bundled_answers_loops(bundled_prompts: list[dict[str, Any]]) -> None:
