@@ -86,10 +86,8 @@ def _stats(session: ChatSession, argument: str) -> str:
     _require_none("/stats", argument)
     if session.last is None:
         return f"no answer yet; {describe(session)}"
-    done = session.last.answer.completion()
-    return "\n".join(
-        [format_completion(done), format_accept_profile(done.stats), describe(session)]
-    )
+    figures = [format_completion(session.last), format_accept_profile(session.last.stats)]
+    return "\n".join([*figures, describe(session)])
 
 
 def _speculation(session: ChatSession, argument: str) -> str:

@@ -9,7 +9,7 @@ from ...core.decode.chat import template_reads
 from ...core.decode.conversation import REASONING, Conversation, Exchange
 from ...core.errors import PromptError
 from ...core.options import GenerateOptions, Speculation
-from ...drafters.request import Request
+from ...drafters.request import Completion, Request
 from ...drafters.split_answer import SplitAnswer, start_split
 
 if TYPE_CHECKING:
@@ -34,12 +34,13 @@ class ChatState:
 
 @dataclass
 class ChatSession:
-    """A chat over one engine. model: as it was asked for, None for the bundled one."""
+    """A chat over one engine. model: as it was asked for, None for the bundled one; last: what came
+    of the last question, without the caches, which belong to the engine by then."""
 
     engine: Engine
     model: str | None
     state: ChatState
-    last: SplitAnswer | None = None
+    last: Completion | None = None
 
     @property
     def positions(self) -> int | None:
@@ -56,7 +57,7 @@ class ChatSession:
 
     def keep(self, question: str, turn: SplitAnswer) -> None:
         """Make the question and what was answered part of the conversation."""
-        self.last = turn
+        self.last = turn.answer.completion()
         exchange = Exchange(question, turn.text, turn.reasoning)
         self.state = replace(self.state, conversation=self.state.conversation.having(exchange))
 

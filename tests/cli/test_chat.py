@@ -217,6 +217,7 @@ def test_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "none is here" in run_command(chat, "/speculation")
     assert "route none, speculation is off" in run_command(chat, "/speculation off")
     assert talk(chat, "a?", "/exit", "b?") == 0 and capsys.readouterr().out == "one\n"
+    assert "prompt 46 tokens" in run_command(chat, "/stats")
     assert asked(chat)[0][0] == {"role": "system", "content": "Be terse.\nAlways."}
     assert cast(ScriptedEngine, chat.engine).requests[0].speculation == "none"
     assert run_command(chat, "/reset") == "forgotten: 1 turn; the system prompt stays"

@@ -8,12 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from dflash_suite.core.block import NO_BLOCK
 from dflash_suite.core.decode.emit import Emitter, prime
 from dflash_suite.core.decode.positions import tokens_within
+from dflash_suite.core.exact.promise import Promise
 from dflash_suite.core.options import Speculation
-from dflash_suite.core.stats import Chunk, Event, Finished, PrefillProgress
+from dflash_suite.core.sampling_options import SamplingOptions
+from dflash_suite.core.stats import Chunk, Event, Finished, GenerationStats, PrefillProgress
 from dflash_suite.drafters.engine import Engine
-from dflash_suite.drafters.request import Request
+from dflash_suite.drafters.request import Completion, Request
 from dflash_suite.drafters.routes import Attempt, Route, choose_route
 from tests.kit.marked_tokenizer import THINK, marked_tokenizer
 
@@ -42,6 +45,22 @@ class ScriptedAnswer:
         """What the emitter held back."""
         text: str = self.generation.emitter.flush()
         return text
+
+    def completion(self) -> Completion:
+        """The ids and the reason, without figures."""
+        emitter = self.generation.emitter
+        return Completion(
+            text="",
+            token_ids=emitter.token_ids,
+            finish_reason=emitter.reason,
+            route=self.route,
+            stats=GenerationStats(prompt_tokens=len(self.generation.prompt_ids)),
+            identity=None,
+            block=NO_BLOCK,
+            drafter_bits=None,
+            sampling=SamplingOptions(),
+            promise=Promise(),
+        )
 
 
 @dataclass
