@@ -18,6 +18,7 @@ from .. import __version__
 from ..core.errors import DflashError, OptionError, refused
 from .actions.exit_codes import CANCELLED_EXIT_CODE
 from .commands.bench import bench
+from .commands.chat import chat
 from .commands.doctor import doctor
 from .commands.generate import generate
 from .commands.quantize import QuantizeCommand, quantize
@@ -120,6 +121,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=ForeignAwareCommand)(generate)
+app.command(cls=ForeignAwareCommand)(chat)
 app.command(cls=QuantizeCommand)(quantize)
 app.command()(doctor)
 app.command()(bench)
@@ -127,6 +129,7 @@ app.command()(bench)
 
 SETTABLE = {
     "generate": None,
+    "chat": None,
     "bench": None,
     "doctor": ("drafter", "drafter_bits", "dtype", "kernels"),
 }

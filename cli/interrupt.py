@@ -1,4 +1,4 @@
-"""What a Ctrl-C looks like while modules are imported, and what SIGTERM does."""
+"""What a Ctrl-C looks like while modules are imported, what SIGTERM does, and an end that waits."""
 
 from __future__ import annotations
 
@@ -31,3 +31,24 @@ def ending_on_sigterm() -> Iterator[None]:
 
 def _end(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+@contextmanager
+def stopping(wanted: bool) -> Iterator[threading.Event]:
+    """Within it Ctrl-C sets the event, for whoever looks at it between two steps; a second one is
+    a KeyboardInterrupt. Nothing changes where it is not `wanted`."""
+    asked = threading.Event()
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -126,6 +126,17 @@ class GenerateOptions:
             raise OptionError("an empty stop string would end every answer at once; leave it out")
 
 
+@dataclass(frozen=True)
+class ChatOptions:
+    """What a chat has beside or otherwise than a single request.
+
+    max_tokens: most tokens of an answer; hide_reasoning: thoughts are not shown.
+    """
+
+    max_tokens: int = 512
+    hide_reasoning: bool = False
+
+
 GROUP_SIZES = (32, 64, 128)
 
 

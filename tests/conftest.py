@@ -47,6 +47,7 @@ LONGEST_FIRST = (
     "drafters/mtp/test_mtp.py",
     "doctor/test_doctor_agrees.py",
     "cli/test_cli_exact.py",
+    "cli/test_cli_chat.py",
     "core/bench/test_bench_run.py",
     "core/decode/test_sampling.py",
     "doctor/test_doctor_hub.py",

@@ -31,7 +31,7 @@ ALLOWED_TOP_LEVEL = {
     "CHANGELOG.md",
     "Makefile",
 }
-HEAVY = {"mlx", "mlx_lm", "transformers", "numpy", "huggingface_hub"}
+HEAVY = {"mlx", "mlx_lm", "transformers", "numpy", "huggingface_hub", "prompt_toolkit"}
 Module = tuple[str, ...]
 """The parts of a module's name below dflash_suite: ("core", "decode", "loop")."""
 

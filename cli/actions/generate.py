@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,10 +11,11 @@ from ...core.errors import OptionError
 from ...core.options import GenerateOptions, LoadOptions
 from ...core.stats import Chunk, PrefillProgress
 from ..input.prompt import PromptInput, encode_prompt, read_prompt, reasoning_note
-from ..text.footer import format_accept_profile, format_footer, format_phases, print_note
+from ..text.footer import format_accept_profile, format_completion, format_phases, print_note
 from ..text.progress import Progress
 from ..text.terminal import AnswerWriter, print_document
 from .exit_codes import CANCELLED_EXIT_CODE
+from .loading import load_engine
 
 if TYPE_CHECKING:
     from ...drafters.engine import Answer, Engine
@@ -60,7 +60,7 @@ def run_generate(call: GenerateCall) -> None:
         if source.note and not quiet:
             print_note(source.note)
     progress = Progress(enabled=not quiet)
-    engine = _load(call, progress)
+    engine = load_engine(call.loading, call.options, progress, quiet=quiet)
     if source is None:
         from .requests import serve
 
@@ -78,20 +78,6 @@ def run_generate(call: GenerateCall) -> None:
             print_note(said)
     if cancelled:
         raise typer.Exit(CANCELLED_EXIT_CODE)
-
-
-def _load(call: GenerateCall, progress: Progress) -> Engine:
-    quiet = call.shown.quiet
-    with progress:
-        from ...drafters.engine import from_pair
-        from ...drafters.pair import load_pair
-
-        pair = load_pair(call.loading, progress.report(notes=not quiet), call.options)
-    for note in () if quiet else pair.notes:
-        print_note(note)
-    # A prompt longer than the tokenizer's nominal length is legal here; transformers warns.
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    return from_pair(pair, call.options.prefill_step_size)
 
 
 def _answer(
@@ -134,12 +120,7 @@ def _run(answer: Answer, progress: Progress, *, echo: bool) -> bool:
 
 
 def _print_footer(engine: Engine, done: Completion, call: GenerateCall) -> None:
-    said = done.identity
-    note = "" if said is None else f"identity with plain decoding: {said}"
-    bits = f", {done.drafter_bits}-bit drafter" if done.drafter_bits else ""
-    adapter = f", adapter {done.adapter_path}" if done.adapter_path else ""
-    said_of_block = done.block.describe() + bits + adapter
-    print_note(format_footer(done.route, done.stats, said_of_block, note))
+    print_note(format_completion(done))
     for said in _notes(engine, done, call):
         print_note(said)
     if call.shown.stats:

@@ -6,15 +6,15 @@ import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.errors import OptionError, PromptError
-from ...core.json_values import Kind, checked, is_number, parse_object, wrong_value
+from ...core.json_values import checked, is_number, parse_object
 from ...core.options import GenerateOptions, LoadOptions, parse_speculation
-from ...core.sampling_options import SamplingOptions
 from ..input.prompt import PromptInput
+from ..input.sampling_fields import SAMPLING_FIELDS, sampling_from
 from ..text.terminal import print_document
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "dflash.result/2"
 Default = TypeVar("Default", int, int | None)
-SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingOptions))
-WHOLE_FIELDS = ("top_k", "seed", "penalty_window")
-MOST_ID_DIGITS = 18
 REQUEST_FIELDS = (
     "id", "prompt", "messages", "system", "tools", "reasoning", "max_tokens", "stop", "speculation",
     "block_size", "draft_tokens", "gate", "profile", "exact", "chat", "continue",
@@ -133,7 +130,7 @@ def _request(fields: Mapping[str, Any], defaults: Defaults) -> Request:
         tools=None if chat is None else chat.tools,
         reasoning=None if chat is None else chat.reasoning,
         max_tokens=_whole(fields, "max_tokens", options.max_tokens),
-        sampling=_sampling(fields, options.sampling),
+        sampling=sampling_from(fields, options.sampling),
         stop=tuple(stop),
         speculation=parse_speculation(_text(fields, "speculation") or defaults.speculation),
         block_size=_whole(fields, "block_size", options.block_size),
@@ -229,30 +226,3 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 def _are_objects(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) for one in value)
-
-
-def _sampling(fields: Mapping[str, Any], defaults: SamplingOptions) -> SamplingOptions:
-    values = asdict(defaults)
-    for name in SAMPLING_FIELDS:
-        if name not in fields:
-            continue
-        value = fields[name]
-        if name == "logit_bias":
-            values[name] = _bias(value)
-        else:
-            kind: Kind = "whole" if name in WHOLE_FIELDS else "number"
-            values[name] = checked(kind, name, value, OptionError)
-    return SamplingOptions(**values)
-
-
-def _bias(value: object) -> tuple[tuple[int, float], ...]:
-    """{"token id": addend} as pairs."""
-    pairs = value.items() if isinstance(value, dict) else None
-    if pairs is None or not all(_is_id(token) and is_number(bias) for token, bias in pairs):
-        raise wrong_value("logit_bias", value, "an object of token ids and numbers", OptionError)
-    return tuple((int(token), float(bias)) for token, bias in pairs)
-
-
-def _is_id(text: str) -> bool:
-    """Digits of an id that any vocabulary could have."""
-    return text.isascii() and text.isdecimal() and len(text) <= MOST_ID_DIGITS

@@ -20,6 +20,15 @@ QuietOption = Annotated[
         "--quiet", "-q", help="Nothing on stderr but errors.", rich_help_panel=panels.OUTPUT
     ),
 ]
+HideReasoningOption = Annotated[
+    bool,
+    typer.Option(
+        "--hide-reasoning/--show-reasoning",
+        help="What the model thinks before it answers: not shown on a terminal, or dimmed. A pipe "
+        "gets answers alone.",
+        rich_help_panel=panels.OUTPUT,
+    ),
+]
 StatsOption = Annotated[
     bool,
     typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -10,6 +11,9 @@ from rich.text import Text
 from ...core.stats import PHASES, GenerationStats
 from ...drafters.routes import Route
 from .terminal import styled, text_console
+
+if TYPE_CHECKING:
+    from ...drafters.request import Completion
 
 
 def stderr_console() -> Console:
@@ -39,6 +43,15 @@ def wrapped(line: str, columns: int) -> str:
     """A line broken between words; a path is never broken."""
     width = max(columns, FEWEST_COLUMNS)
     return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+
+
+def format_completion(done: Completion) -> str:
+    """The footer of an answer that is over."""
+    note = "" if done.identity is None else f"identity with plain decoding: {done.identity}"
+    bits = f", {done.drafter_bits}-bit drafter" if done.drafter_bits else ""
+    adapter = f", adapter {done.adapter_path}" if done.adapter_path else ""
+    block = done.block.describe() + bits + adapter
+    return format_footer(done.route, done.stats, block, note)
 
 
 def format_footer(route: Route, stats: GenerationStats, block: str, device_note: str) -> str:

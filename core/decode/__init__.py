@@ -1,5 +1,5 @@
 """The one decode loop, and its steps: prefill, draft, verify, accept, roll back.
 
-May import: `cache` and `target`.
+May import: `answer`, `cache` and `target`.
 Used by: drafters, benchmarks and the engine.
 """

@@ -215,3 +215,20 @@ def parse_template(template: str) -> Any:
             f"the tokenizer's chat template is not a jinja template: {exc}; fetch it again, or use "
             "--raw"
         ) from exc
+
+
+def template_reads(tokenizer: Any, field: str) -> bool:
+    """Whether the template looks at this field of a message."""
+    template = getattr(tokenizer, "chat_template", None)
+    texts = list(template.values()) if isinstance(template, dict) else [template]
+    return any(field in _fields(text) for text in texts if isinstance(text, str))
+
+
+@lru_cache(maxsize=16)
+def _fields(template: str) -> frozenset[str]:
+    """Every name behind a dot and every text between quotes in a template."""
+    from jinja2 import nodes
+
+    tree = parse_template(template)
+    quoted = {one.value for one in tree.find_all(nodes.Const) if isinstance(one.value, str)}
+    return frozenset(quoted | {one.attr for one in tree.find_all(nodes.Getattr)})

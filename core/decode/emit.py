@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from ..answer.stops import StopSearch
 from ..stats import FinishReason
 from .detokenize import add_id
 
@@ -52,9 +53,8 @@ class Emitter:
     ) -> None:
         self._detokenizer = detokenizer
         self._eos_ids = eos_ids
-        self._stop = stop
+        self._stops = StopSearch(stop)
         self._max_tokens = max_tokens
-        self._held = ""
         self._ready = ""
         self.token_ids: list[int] = []
         self.reason: FinishReason | None = None
@@ -99,26 +99,10 @@ class Emitter:
         self._let_out(self._detokenizer.last_segment)
         if self.reason is None:
             self.reason = reason
-            self._ready += self._held
-            self._held = ""
+            self._ready += self._stops.flush()
 
     def _let_out(self, segment: str) -> None:
         """Release text up to what could still become a stop string; end at a whole one."""
-        text = self._held + segment
-        found = [index for stop in self._stop if (index := text.find(stop)) >= 0]
-        if found:
-            self._ready += text[: min(found)]
-            self._held = ""
+        self._ready += self._stops.feed(segment)
+        if self._stops.found is not None:
             self.reason = "stop"
-            return
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._ready += text[: len(text) - keep]
-        self._held = text[len(text) - keep :]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from dflash_suite.cli.app import app
 from dflash_suite.cli.options.foreign import MLX_LM
 
-COMMANDS = ("generate", "quantize", "doctor", "bench")
+COMMANDS = ("generate", "chat", "quantize", "doctor", "bench")
 
 
 @pytest.fixture(autouse=True)

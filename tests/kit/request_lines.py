@@ -7,7 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dflash_suite.cli.actions.requests import REQUEST_FIELDS, SAMPLING_FIELDS
+from dflash_suite.cli.actions.requests import REQUEST_FIELDS
+from dflash_suite.cli.input.sampling_fields import SAMPLING_FIELDS
 
 SCALARS: st.SearchStrategy[Any] = st.one_of(
     st.none(),

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from dflash_suite.core.decode.chat import Chat, differs_from_mlx_lm, render_chat
 from dflash_suite.core.decode.messages import plain_messages
 from dflash_suite.core.errors import PromptError
+from tests.kit.marked_tokenizer import marked_tokenizer
 from tests.kit.tiny import save_byte_tokenizer
 
 QWEN = (
@@ -111,18 +112,7 @@ def test_what_is_no_text_is_refused_by_name(message: dict[str, Any], words: str)
 
 def test_thinking_is_left_to_the_template(tmp_path: Path) -> None:
     """mlx-lm passes enable_thinking where the vocabulary has <think>; nobody asked for it."""
-    save_byte_tokenizer(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    raw = json.loads(file.read_text())
-    for index, token in enumerate(("<think>", "</think>"), start=300):
-        raw["added_tokens"].append(
-            {"id": index, "content": token, "special": False, "single_word": False,
-             "lstrip": False, "rstrip": False, "normalized": False}
-        )  # fmt: skip
-    file.write_text(json.dumps(raw))
-    (tmp_path / "chat_template.jinja").write_text(QWEN)
-    load: Any = load_tokenizer
-    wrapper, auto = load(tmp_path), AutoTokenizer
+    wrapper, auto = marked_tokenizer(tmp_path, QWEN), AutoTokenizer
     messages = [{"role": "user", "content": "x"}]
     own: Any = auto.from_pretrained(tmp_path)
     assert render_chat(wrapper, Chat(messages)) == rendered(own, messages)
