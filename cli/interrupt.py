@@ -25,6 +25,10 @@ def ending_on_sigterm() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, _end)
     try:
         yield
+    except ImportError as exc:  # a compiled module, interrupted in its first moments, makes this
+        if isinstance(exc.__cause__, SystemExit):
+            raise exc.__cause__ from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Machine:
     disk_path: Path
     script_owners: tuple[str, ...]
     kernel_folder: Path | None = None
+    disk_problem: str | None = None
 
 
 def read_machine() -> Machine:
@@ -57,6 +59,7 @@ def read_machine() -> Machine:
         disk_path=disk_path,
         script_owners=script_owners(),
         kernel_folder=kernel_folder() if backend == "cpu" else None,
+        disk_problem=place_problem(disk_path),
     )
 
 
@@ -95,6 +98,16 @@ def _reference_blas() -> str | None:
     folders = sorted(path for path in packages.iterdir() if fnmatch(path.name, "mlx*.libs"))
     found = [file.name for folder in folders for file in list_files(folder, "libblas[-.]*")]
     return min(found, default=None)
+
+
+def place_problem(path: Path) -> str | None:
+    """Why nothing can be kept in a folder that may not be there yet; None where it can."""
+    for place in (path, *path.parents):
+        if os.path.lexists(place):
+            if not os.path.isdir(place):
+                return f"{place} is not a folder"
+            return None if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written"
+    return None
 
 
 def free_bytes(path: Path) -> int:
@@ -173,6 +186,8 @@ def script(say: Words, machine: Machine) -> CheckResult:
 )
 def disk(say: Words, machine: Machine) -> CheckResult:
     """A quantized drafter is kept on disk; so is what the hub delivers."""
+    if machine.disk_problem is not None:
+        return say.warned(f"slabs cannot be kept at {machine.disk_path}: {machine.disk_problem}")
     found = f"{readable(machine.disk_free_bytes)} free at {machine.disk_path}"
     enough = machine.disk_free_bytes >= LITTLE_DISK_BYTES
     return say.passed(found) if enough else say.warned(found)

@@ -128,6 +128,15 @@ def quantization(say: Words, target: TargetSubject) -> CheckResult:
     if not packs:
         return say.warned("config.json states a quantization, and no tensor is packed")
     overrides = sum(isinstance(value, dict) for value in block.values())
+    packed = {name.removesuffix(".scales") for name in packs}
+    wrong = [
+        path for path, value in block.items() if isinstance(value, dict) and path not in packed
+    ]
+    wrong += [path for path, value in block.items() if value is False and path in packed]
+    if wrong:
+        return say.warned(
+            f"the block speaks otherwise than the tensors of {listing(sorted(wrong), 3)}"
+        )
     return say.passed(
         f"{block.get('mode', 'affine')}, {block['bits']} bits, groups of {block['group_size']}, "
         f"{overrides} overrides, {len(packs)} packed tensors"

@@ -31,6 +31,7 @@ from ..opening import find_candidates, open_candidates
 from ..pair import open_drafter
 from ..routes import Route, choose_route
 from .arm_specs import ArmSpec
+from .weights import weights_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class ArmLoader:
     loading: LoadOptions
     report: Report = SILENT
     directories: list[Path] = field(default_factory=list)
-    _opened: dict[tuple[Path | None, str, int | None], Drafter] = field(default_factory=dict)
+    _opened: dict[tuple[Path | None, str, str | None, int | None], Drafter] = field(
+        default_factory=dict
+    )
 
     def candidates(self, spec: ArmSpec) -> Sequence[Candidate]:
         """From configs and headers alone; an explicit arm that cannot run is RouteUnavailable."""
@@ -90,12 +93,15 @@ class ArmLoader:
             settings["gate"] = "on" if spec.gate else "off"
         if reserve is not None:
             settings["reserve"] = reserve.name
+        settings |= weights_of("target", target.backbone.model)
+        weights = getattr(drafter, "model", None)
+        settings |= {} if weights is None else weights_of("drafter", weights)
         return Arm(arm_name(route, block, spec), drafter, reserve, options, settings)
 
     def _open(
         self, candidate: Candidate, spec: ArmSpec, loading: LoadOptions, target: Target
     ) -> Drafter:
-        key = candidate.where, spec.mtp_hidden, spec.drafter_bits
+        key = candidate.where, spec.mtp_hidden, spec.mtp_norms, spec.drafter_bits
         if key not in self._opened:
             self._opened[key] = open_drafter(candidate, target, loading, self.report)
         if candidate.where is not None and candidate.where.is_dir():

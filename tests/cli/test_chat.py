@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -152,6 +152,15 @@ def test_ctrl_c_before_the_first_token_forgets_the_question(
     assert chat.state.conversation == Conversation()
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGINT is heard, which a shell's background job ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_in_a_pipe_ends_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(number: int) -> None:
         if number == 2:

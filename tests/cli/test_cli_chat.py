@@ -178,6 +178,8 @@ def test_ctrl_c_in_a_pipe() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "dflash_suite.cli", "chat", "-q", "-n", "900", *ENDLESS],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV,
+        # A shell's background job ignores SIGINT, and its children with it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         assert process.stdin is not None and process.stdout is not None

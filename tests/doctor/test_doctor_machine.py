@@ -17,6 +17,7 @@ from dflash_suite.doctor.checks.machine import (
     LOWEST,
     MACHINE_CHECKS,
     TESTED,
+    place_problem,
     read_machine,
     script_owners,
 )
@@ -77,3 +78,13 @@ def test_every_owner_of_the_script_is_found(
         (info / "entry_points.txt").write_text("[console_scripts]\ndflash = other:main\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert set(script_owners()) == before | {"dflash", "dflash-mlx"}
+
+
+def test_a_cache_that_cannot_be_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doctor passed a path below a file."""
+    (tmp_path / "file").write_text("")
+    assert place_problem(tmp_path / "a" / "b") is None
+    assert "is not a folder" in str(place_problem(tmp_path / "file" / "slabs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    machine = read_machine()
+    assert machine.disk_problem is not None and "is not a folder" in machine.disk_problem
