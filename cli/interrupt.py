@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+SHOW_CURSOR = "\x1b[?25h"
 
 
 def is_interrupt(exc: BaseException) -> bool:
@@ -22,19 +25,24 @@ def ending_on_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _end)
+    heard: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        heard.append(number)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
-    except ImportError as exc:  # a compiled module, interrupted in its first moments, makes this
-        if isinstance(exc.__cause__, SystemExit):
-            raise exc.__cause__ from None
-        raise
+    except BaseException:
+        if not heard:
+            raise
+        if sys.stderr is not None and sys.stderr.isatty():  # in the very moment of hiding it
+            sys.stderr.write(SHOW_CURSOR)
+            sys.stderr.flush()
+        raise SystemExit(128 + heard[0]) from None  # whatever a library made of it on the way
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _end(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 @contextmanager
